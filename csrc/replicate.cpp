@@ -1,0 +1,562 @@
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <dataparallel/replicate.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+#include "detail/flat_bucket.h"
+#include "detail/gradient_bridge.h"
+#include "detail/torch_compat.h"
+
+// Note [Where a replica's values live]
+//
+// Replica tensors are never replaced, since members of the user's struct and
+// the registry hold them: they are pointed elsewhere (`set_data`).
+//
+// - A parameter on the original's own device points to the original's memory
+//   and shares its version counter: it is the original, under another
+//   TensorImpl. Nothing is copied, and an update between a forward and its
+//   backward is the error it is on one device.
+// - All else on another device points into a flat buffer, written by `refresh`
+//   with one copy a bucket. That does not count as a change (two forwards
+//   before one backward write the same values twice), unless the original's
+//   version has moved since the last refresh: then the replicas' moves too.
+// - A buffer on the original's own device has its own memory, since replicas
+//   write to their buffers at the same time.
+//
+// What a tensor looked like when it was last laid out is kept as a Snapshot;
+// `refresh` compares, and lays everything out anew when something differs.
+
+namespace dataparallel::detail {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::impl::get_autograd_meta;
+using torch::autograd::impl::materialize_autograd_meta;
+
+struct Snapshot {
+  const at::TensorImpl* impl;
+  const void* data;
+  at::DimVector sizes;
+  at::DimVector strides;
+  at::ScalarType dtype;
+  at::Device device;
+  bool requires_grad;
+  const torch::autograd::Node* grad_fn;
+};
+
+bool is_strided(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.is_quantized();
+}
+
+const void* data_of(const at::Tensor& tensor) {
+  return is_strided(tensor) ? tensor.const_data_ptr() : nullptr;
+}
+
+const torch::autograd::Node* grad_fn_of(const at::Tensor& tensor) {
+  const auto* meta = get_autograd_meta(tensor);
+  return meta == nullptr ? nullptr : meta->grad_fn_.get();
+}
+
+Snapshot snapshot(const at::Tensor& tensor) {
+  const bool strided = is_strided(tensor);
+  return {tensor.unsafeGetTensorImpl(),
+          data_of(tensor),
+          at::DimVector(tensor.sizes()),
+          strided ? at::DimVector(tensor.strides()) : at::DimVector(),
+          tensor.scalar_type(),
+          tensor.device(),
+          tensor.requires_grad(),
+          grad_fn_of(tensor)};
+}
+
+bool same(const Snapshot& seen, const at::Tensor& tensor) {
+  return seen.data == data_of(tensor) &&
+         seen.requires_grad == tensor.requires_grad() &&
+         seen.dtype == tensor.scalar_type() &&
+         seen.device == tensor.device() &&
+         seen.grad_fn == grad_fn_of(tensor) &&
+         tensor.sizes() == at::IntArrayRef(seen.sizes) &&
+         (!is_strided(tensor) ||
+          tensor.strides() == at::IntArrayRef(seen.strides));
+}
+
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference()
+             ? 0
+             : static_cast<int64_t>(
+                   tensor.unsafeGetTensorImpl()->version_counter()
+                       .current_version());
+}
+
+/// One tensor of the original, and what stands for it in the replicas.
+struct Entry {
+  std::string name;
+  bool parameter;
+  at::Tensor original;
+  /// `[replica]`, 0 empty. Names that share a tensor: one each.
+  std::vector<std::vector<at::Tensor>> copies;
+  Snapshot seen;
+  int64_t version = 0;
+  /// `[replica]`: what the copies point to; 0 and shared ones undefined.
+  std::vector<at::Tensor> homes;
+  /// `[replica]`, both empty without `requires_grad`.
+  std::vector<Edge> to_original;
+  std::vector<Edge> to_stash;
+};
+
+void set_edge(const at::Tensor& tensor, const Edge& edge) {
+  auto* meta = materialize_autograd_meta(tensor);
+  meta->requires_grad_ = false;
+  meta->grad_fn_ = edge.function;
+  meta->output_nr_ = edge.input_nr;
+}
+
+void clear_edge(const at::Tensor& tensor) {
+  if (auto* meta = get_autograd_meta(tensor)) {
+    meta->requires_grad_ = false;
+    meta->grad_fn_ = nullptr;
+    meta->output_nr_ = 0;
+  }
+}
+
+std::string shape_of(const at::Tensor& tensor) {
+  return c10::str(tensor.sizes(), " ", tensor.scalar_type());
+}
+
+}  // namespace
+
+struct ReplicaSet::Impl {
+  Impl(std::string name, std::vector<at::Device> on, int64_t bytes,
+       std::vector<std::unique_ptr<ModuleAccess>> replicas)
+      : function(std::move(name)),
+        devices(std::move(on)),
+        bucket_bytes(bytes),
+        modules(std::move(replicas)) {}
+
+  void collect(bool made_by_user);
+  void collect_kind(bool parameters, bool made_by_user);
+  void lay_out();
+  void lay_out_values();
+  void lay_out_edges();
+  void place(Entry& entry, size_t replica, const at::Tensor& home);
+  void place_all();
+  bool follow_originals();
+  void copy_values();
+  void put_edges();
+  bool shares(const Entry& entry, size_t replica) const;
+
+  std::string function;
+  std::vector<at::Device> devices;
+  int64_t bucket_bytes;
+  std::vector<std::unique_ptr<ModuleAccess>> modules;
+  std::vector<Entry> entries;
+  std::vector<FlatBucket> buckets;
+  /// Copied one by one: buffers on the original's own device, and what has no
+  /// strides.
+  std::vector<std::pair<size_t, size_t>> singly;  // entry, replica
+  std::vector<c10::intrusive_ptr<GradientStash>> stashes;
+  std::vector<size_t> trained;  // entries in the order of their stash slots
+  Gradients gradients = Gradients::kToOriginals;
+  /// By where gradients go: an original's own edge, and replica 0's instead.
+  std::map<Gradients, Redirections> redirections;
+  std::mutex redirecting;
+};
+
+void ReplicaSet::Impl::collect(bool made_by_user) {
+  entries.clear();
+  collect_kind(/*parameters=*/true, made_by_user);
+  collect_kind(/*parameters=*/false, made_by_user);
+}
+
+// Compares each replica with the original; see "checked" in `Replicas`.
+void ReplicaSet::Impl::collect_kind(bool parameters, bool made_by_user) {
+  const char* kind = parameters ? "parameter" : "buffer";
+  const auto tensors_of = [&](size_t replica) {
+    return parameters ? modules[replica]->parameters()
+                      : modules[replica]->buffers();
+  };
+  const auto originals = tensors_of(0);
+  std::unordered_map<const at::TensorImpl*, size_t> known;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    known.emplace(entries[i].original.unsafeGetTensorImpl(), i);
+  }
+  std::vector<size_t> entry_of;
+  for (const NamedTensor& item : originals) {
+    const auto [found, fresh] =
+        known.emplace(item.tensor.unsafeGetTensorImpl(), entries.size());
+    if (fresh) {
+      entries.push_back({item.name,
+                         parameters,
+                         item.tensor,
+                         std::vector<std::vector<at::Tensor>>(devices.size()),
+                         snapshot(item.tensor),
+                         version_of(item.tensor),
+                         {},
+                         {},
+                         {}});
+    }
+    entry_of.push_back(found->second);
+  }
+  const char* ways_out = made_by_user
+                             ? "; the factory must build the same module"
+                             : "; register everything in reset(), or pass a "
+                               "factory that makes a replica for a device";
+  for (size_t replica = 1; replica < devices.size(); ++replica) {
+    const auto copies = tensors_of(replica);
+    std::unordered_map<std::string, at::Tensor> by_name;
+    for (const NamedTensor& item : copies) {
+      by_name.emplace(item.name, item.tensor);
+    }
+    std::unordered_map<const at::TensorImpl*, size_t> stands_for;
+    for (size_t i = 0; i < originals.size(); ++i) {
+      const NamedTensor& item = originals[i];
+      const auto found = by_name.find(item.name);
+      TORCH_CHECK_TYPE(found != by_name.end(), function, ": ", kind, " ",
+                       item.name, " of ", modules[0]->type_name(),
+                       " is missing in its replica ", replica, ways_out);
+      const at::Tensor& copy = found->second;
+      TORCH_CHECK_TYPE(copy.sizes() == item.tensor.sizes(), function, ": ",
+                       kind, " ", item.name, " of ", modules[0]->type_name(),
+                       " is ", shape_of(item.tensor), ", but ", shape_of(copy),
+                       " in its replica ", replica, ways_out);
+      const auto [tie, fresh] =
+          stands_for.emplace(copy.unsafeGetTensorImpl(), entry_of[i]);
+      TORCH_CHECK_TYPE(tie->second == entry_of[i], function, ": ", kind, " ",
+                       item.name, " of ", modules[0]->type_name(),
+                       " shares a tensor with ", entries[tie->second].name,
+                       " in its replica ", replica,
+                       ", but not in the original", ways_out);
+      auto& handles = entries[entry_of[i]].copies[replica];
+      // A member that was assigned after registration: forward uses a tensor
+      // that the registry does not know, which a clone cannot follow. Such a
+      // registered tensor has fewer holders than its fresh clone: this
+      // function holds two of each, the entry one more of the original.
+      if (parameters && !made_by_user && fresh) {
+        const auto holders = item.tensor.use_count() - 2;
+        const auto expected = copy.use_count() - 2;
+        TORCH_CHECK_TYPE(
+            holders >= expected, function, ": parameter ", item.name, " of ",
+            modules[0]->type_name(),
+            " is registered, but its member holds another tensor (a tie made "
+            "by assignment?), which a clone loses; tie it in reset(), or pass "
+            "a factory that makes a replica for a device");
+      }
+      handles.push_back(copy);
+      by_name.erase(found);
+    }
+    TORCH_CHECK_TYPE(by_name.empty(), function, ": ", kind, " ",
+                     by_name.begin()->first, " is in replica ", replica,
+                     " of ", modules[0]->type_name(),
+                     ", but not in the original", ways_out);
+  }
+}
+
+bool ReplicaSet::Impl::shares(const Entry& entry, size_t replica) const {
+  return devices[replica] == devices[0] &&
+         (entry.parameter || entry.seen.requires_grad) &&
+         is_strided(entry.original);
+}
+
+void ReplicaSet::Impl::lay_out() {
+  c10::InferenceMode normal_mode(false);
+  at::NoGradGuard no_grad;
+  for (Entry& entry : entries) {
+    TORCH_CHECK_VALUE(entry.original.device() == devices[0], function, ": ",
+                      entry.parameter ? "parameter " : "buffer ", entry.name,
+                      " is on ", entry.original.device(), ", expected ",
+                      devices[0], " (the first of devices)");
+    entry.seen = snapshot(entry.original);
+    entry.homes.assign(devices.size(), at::Tensor());
+  }
+  lay_out_values();
+  place_all();
+  lay_out_edges();
+  put_edges();
+}
+
+void ReplicaSet::Impl::lay_out_values() {
+  buckets.clear();
+  singly.clear();
+  std::vector<size_t> remote;
+  for (size_t replica = 1; replica < devices.size(); ++replica) {
+    if (devices[replica] != devices[0]) {
+      remote.push_back(replica);
+    }
+    for (size_t i = 0; i < entries.size(); ++i) {
+      Entry& entry = entries[i];
+      if (devices[replica] == devices[0] && !shares(entry, replica) &&
+          is_strided(entry.original)) {
+        entry.homes[replica] = at::empty_like(entry.original);
+      }
+      if (!is_strided(entry.original) ||
+          (devices[replica] == devices[0] && !shares(entry, replica))) {
+        singly.emplace_back(i, replica);
+      }
+    }
+  }
+  if (remote.empty()) {
+    return;
+  }
+  std::vector<at::Device> targets;
+  for (const size_t replica : remote) {
+    targets.push_back(devices[replica]);
+  }
+  // Backwards, since the last parameters have their gradients first.
+  for (const bool parameters : {true, false}) {
+    std::vector<at::Tensor> originals;
+    std::vector<size_t> indices;
+    for (size_t i = entries.size(); i-- > 0;) {
+      if (entries[i].parameter == parameters &&
+          is_strided(entries[i].original)) {
+        originals.push_back(entries[i].original);
+        indices.push_back(i);
+      }
+    }
+    for (auto& [first, count] : split_by_bytes(originals, bucket_bytes)) {
+      const std::vector<at::Tensor> part(originals.begin() + first,
+                                         originals.begin() + first + count);
+      FlatBucket bucket(part, targets);
+      for (int64_t i = 0; i < count; ++i) {
+        for (size_t t = 0; t < targets.size(); ++t) {
+          entries[indices[first + i]].homes[remote[t]] = bucket.slice(t, i);
+        }
+      }
+      buckets.push_back(std::move(bucket));
+    }
+  }
+}
+
+void ReplicaSet::Impl::place(Entry& entry, size_t replica,
+                             const at::Tensor& home) {
+  for (const at::Tensor& copy : entry.copies[replica]) {
+    clear_edge(copy);
+    copy.set_data(home);
+    if (shares(entry, replica) && !entry.original.is_inference()) {
+      copy.unsafeGetTensorImpl()->set_version_counter(
+          entry.original.unsafeGetTensorImpl()->version_counter());
+    }
+  }
+}
+
+void ReplicaSet::Impl::place_all() {
+  for (Entry& entry : entries) {
+    for (size_t replica = 1; replica < devices.size(); ++replica) {
+      if (is_strided(entry.original)) {
+        place(entry, replica,
+              shares(entry, replica) ? entry.original.detach()
+                                     : entry.homes[replica]);
+      }
+    }
+  }
+}
+
+void ReplicaSet::Impl::lay_out_edges() {
+  std::vector<size_t> wanting;
+  for (size_t i = entries.size(); i-- > 0;) {
+    entries[i].to_original.clear();
+    entries[i].to_stash.clear();
+    if (entries[i].seen.requires_grad) {
+      wanting.push_back(i);
+    }
+  }
+  trained = wanting;
+  redirections.clear();
+  if (wanting.empty()) {
+    stashes.clear();
+    return;
+  }
+  const auto placeholder = [&](const Entry& entry, size_t replica) {
+    return replica == 0 ? entry.original.detach()
+                        : entry.copies[replica].front().detach();
+  };
+  std::vector<at::Tensor> originals;
+  for (const size_t i : wanting) {
+    originals.push_back(entries[i].original);
+  }
+  for (const auto& [first, count] : split_by_bytes(originals, bucket_bytes)) {
+    std::vector<std::vector<at::Tensor>> placeholders(devices.size());
+    std::vector<at::Tensor> of_bucket;
+    for (int64_t i = first; i < first + count; ++i) {
+      of_bucket.push_back(originals[i]);
+      for (size_t replica = 0; replica < devices.size(); ++replica) {
+        placeholders[replica].push_back(
+            placeholder(entries[wanting[i]], replica));
+      }
+    }
+    const auto edges = make_bridge(of_bucket, placeholders);
+    for (int64_t i = 0; i < count; ++i) {
+      for (const auto& of_replica : edges) {
+        entries[wanting[first + i]].to_original.push_back(of_replica[i]);
+      }
+    }
+  }
+  stashes.clear();
+  for (size_t replica = 0; replica < devices.size(); ++replica) {
+    std::vector<at::Tensor> placeholders;
+    for (const size_t i : wanting) {
+      placeholders.push_back(placeholder(entries[i], replica));
+    }
+    stashes.push_back(c10::make_intrusive<GradientStash>(wanting.size()));
+    const auto edges = make_stash_edges(stashes.back(), placeholders);
+    for (size_t i = 0; i < wanting.size(); ++i) {
+      entries[wanting[i]].to_stash.push_back(edges[i]);
+    }
+  }
+  for (const size_t i : wanting) {
+    const Edge own = torch::autograd::impl::gradient_edge(entries[i].original);
+    redirections[Gradients::kToOriginals][own] = entries[i].to_original[0];
+    redirections[Gradients::kToStashes][own] = entries[i].to_stash[0];
+  }
+}
+
+void ReplicaSet::Impl::put_edges() {
+  for (const size_t i : trained) {
+    Entry& entry = entries[i];
+    const auto& edges = gradients == Gradients::kToOriginals
+                            ? entry.to_original
+                            : entry.to_stash;
+    for (size_t replica = 1; replica < devices.size(); ++replica) {
+      for (const at::Tensor& copy : entry.copies[replica]) {
+        set_edge(copy, edges[replica]);
+      }
+    }
+  }
+}
+
+// False if something must be laid out anew.
+bool ReplicaSet::Impl::follow_originals() {
+  for (Entry& entry : entries) {
+    if (!same(entry.seen, entry.original)) {
+      return false;
+    }
+    const int64_t version = version_of(entry.original);
+    const bool changed = version != entry.version;
+    entry.version = version;
+    for (size_t replica = 1; replica < devices.size(); ++replica) {
+      const bool shared = shares(entry, replica);
+      const void* expected =
+          shared ? entry.seen.data : data_of(entry.homes[replica].defined()
+                                                 ? entry.homes[replica]
+                                                 : entry.original);
+      for (const at::Tensor& copy : entry.copies[replica]) {
+        if (is_strided(entry.original) &&
+            (data_of(copy) != expected ||
+             copy.sizes() != entry.original.sizes() ||
+             copy.scalar_type() != entry.seen.dtype)) {
+          return false;
+        }
+        if (changed && !shared && !copy.is_inference()) {
+          copy.unsafeGetTensorImpl()->bump_version();
+        }
+      }
+    }
+  }
+  return true;
+}
+
+void ReplicaSet::Impl::copy_values() {
+  at::NoGradGuard no_grad;
+  for (FlatBucket& bucket : buckets) {
+    bucket.copy();
+  }
+  for (const auto& [i, replica] : singly) {
+    Entry& entry = entries[i];
+    if (!is_strided(entry.original)) {
+      c10::InferenceMode normal_mode(false);
+      at::NoGradGuard still_no_grad;
+      for (const at::Tensor& copy : entry.copies[replica]) {
+        copy.set_data(entry.original.detach().to(
+            devices[replica], /*non_blocking=*/!devices[replica].is_cpu(),
+            /*copy=*/true));
+      }
+    } else if (entry.original.is_cpu() &&
+               entry.original.is_non_overlapping_and_dense() &&
+               entry.homes[replica].strides() == entry.original.strides()) {
+      if (entry.original.numel() > 0) {
+        std::memcpy(entry.homes[replica].mutable_data_ptr(),
+                    entry.original.const_data_ptr(), entry.original.nbytes());
+      }
+    } else {
+      entry.homes[replica].copy_(entry.original);
+    }
+  }
+}
+
+ReplicaSet::ReplicaSet(std::string function, std::vector<at::Device> devices,
+                       int64_t bucket_bytes,
+                       std::vector<std::unique_ptr<ModuleAccess>> modules,
+                       bool made_by_user)
+    : impl_(std::make_unique<Impl>(std::move(function), std::move(devices),
+                                   bucket_bytes, std::move(modules))) {
+  impl_->collect(made_by_user);
+  impl_->lay_out();
+  refresh();
+}
+
+ReplicaSet::~ReplicaSet() = default;
+
+bool ReplicaSet::same_structure() const { return !impl_->modules[0]->replaced(); }
+
+void ReplicaSet::refresh_edges() {
+  for (size_t replica = 1; replica < impl_->devices.size(); ++replica) {
+    impl_->modules[replica]->follow(*impl_->modules[0],
+                                    impl_->devices[replica]);
+  }
+  if (!impl_->follow_originals()) {
+    impl_->lay_out();
+    impl_->copy_values();
+  }
+}
+
+void ReplicaSet::refresh() {
+  refresh_edges();
+  impl_->copy_values();
+}
+
+void ReplicaSet::set_gradients(Gradients where) {
+  if (impl_->gradients != where) {
+    impl_->gradients = where;
+    impl_->put_edges();
+  }
+}
+
+void ReplicaSet::redirect(const std::vector<at::Tensor>& outputs,
+                          const std::vector<at::Tensor>& inputs) {
+  std::lock_guard lock(impl_->redirecting);
+  redirect_edges(outputs, inputs, impl_->redirections[impl_->gradients]);
+}
+
+void ReplicaSet::clear_stashes() {
+  for (const auto& stash : impl_->stashes) {
+    stash->clear();
+  }
+}
+
+std::vector<std::pair<at::Tensor, at::Tensor>> ReplicaSet::take_gradients() {
+  at::NoGradGuard no_grad;
+  std::vector<std::vector<at::Tensor>> by_replica;
+  for (const auto& stash : impl_->stashes) {
+    by_replica.push_back(stash->take());
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> result;
+  for (size_t k = 0; k < impl_->trained.size(); ++k) {
+    std::vector<at::Tensor> parts;
+    for (auto& of_replica : by_replica) {
+      parts.push_back(std::move(of_replica[k]));
+    }
+    const at::Tensor& original = impl_->entries[impl_->trained[k]].original;
+    at::Tensor sum = sum_gradients(parts, original.device());
+    if (sum.defined()) {
+      result.emplace_back(original, std::move(sum));
+    }
+  }
+  return result;
+}
+
+}  // namespace dataparallel::detail

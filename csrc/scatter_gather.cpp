@@ -1,0 +1,341 @@
+#include <ATen/ATen.h>
+#include <dataparallel/scatter_gather.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace dataparallel {
+
+namespace rnn = torch::nn::utils::rnn;
+
+InputRule split(int64_t dim) { return {InputRule::Kind::kSplit, dim}; }
+InputRule copy() { return {InputRule::Kind::kCopy, 0}; }
+InputRule split_by_sample() { return {InputRule::Kind::kSplitBySample, 0}; }
+
+ScatterOptions& ScatterOptions::dim(int64_t value) {
+  dim_ = value;
+  return *this;
+}
+ScatterOptions& ScatterOptions::inputs(std::map<int64_t, InputRule> rules) {
+  inputs_ = std::move(rules);
+  return *this;
+}
+ScatterOptions& ScatterOptions::chunk_shares(std::vector<double> shares) {
+  chunk_shares_ = std::move(shares);
+  return *this;
+}
+
+std::vector<int64_t> chunk_sizes(int64_t samples, int64_t devices,
+                                 const std::vector<double>& shares) {
+  std::vector<int64_t> sizes(devices, samples / devices);
+  if (shares.empty()) {
+    for (int64_t i = 0; i < samples % devices; ++i) {
+      ++sizes[i];
+    }
+    return sizes;
+  }
+  const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
+  std::vector<double> remainders(devices);
+  int64_t left = samples;
+  for (int64_t i = 0; i < devices; ++i) {
+    const double exact = static_cast<double>(samples) * shares[i] / total;
+    sizes[i] = std::min(left, static_cast<int64_t>(std::floor(exact)));
+    remainders[i] = exact - static_cast<double>(sizes[i]);
+    left -= sizes[i];
+  }
+  std::vector<int64_t> order(devices);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return remainders[a] > remainders[b];
+  });
+  for (int64_t i = 0; left > 0; i = (i + 1) % devices, --left) {
+    ++sizes[order[i]];
+  }
+  if (samples > 0 && sizes[0] == 0) {
+    // The module itself always works: its statistics are the ones that stay.
+    --*std::max_element(sizes.begin(), sizes.end());
+    ++sizes[0];
+  }
+  return sizes;
+}
+
+namespace detail {
+namespace {
+
+int64_t wrapped_dim(const at::Tensor& tensor, int64_t dim,
+                    const std::string& function, const std::string& path,
+                    const char* verb) {
+  const int64_t wrapped = dim < 0 ? dim + tensor.dim() : dim;
+  TORCH_CHECK_VALUE(wrapped >= 0 && wrapped < tensor.dim(), function, ": ",
+                    path, " has shape ", tensor.sizes(), ", which cannot be ",
+                    verb, " along dimension ", dim);
+  return wrapped;
+}
+
+/// Copies to the CPU must have arrived when they are read; all others are
+/// ordered by the streams.
+at::Tensor moved(const at::Tensor& tensor, at::Device device) {
+  return tensor.device() == device
+             ? tensor
+             : tensor.to(device, /*non_blocking=*/!device.is_cpu());
+}
+
+at::Tensor cut(const at::Tensor& tensor, int64_t dim, int64_t start,
+               int64_t size) {
+  if (tensor.is_sparse()) {
+    return tensor.index_select(
+        dim, at::arange(start, start + size,
+                        at::TensorOptions().dtype(at::kLong).device(
+                            tensor.device())));
+  }
+  return tensor.narrow(dim, start, size);
+}
+
+/// `sequence`'s samples in the caller's order, `[T, N, *]`, and their lengths.
+/// `total_length` -1: the longest one's.
+std::tuple<at::Tensor, at::Tensor> padded(const rnn::PackedSequence& sequence,
+                                          int64_t total_length = -1) {
+  return rnn::pad_packed_sequence(
+      sequence, /*batch_first=*/false, /*padding_value=*/0.0,
+      total_length < 0 ? std::nullopt : std::make_optional(total_length));
+}
+
+/// torch's `cat` has no kernel for some dtypes; joining moves bytes only.
+std::optional<at::ScalarType> cat_dtype(at::ScalarType type) {
+  if (c10::isFloat8Type(type)) {
+    return at::kByte;
+  }
+  switch (type) {
+    case at::kUInt16:
+      return at::kShort;
+    case at::kUInt32:
+      return at::kInt;
+    case at::kUInt64:
+      return at::kLong;
+    default:
+      return std::nullopt;
+  }
+}
+
+at::Tensor concatenate(const std::vector<at::Tensor>& parts, int64_t dim) {
+  const auto as = cat_dtype(parts.front().scalar_type());
+  if (!as.has_value()) {
+    return at::cat(parts, dim);
+  }
+  std::vector<at::Tensor> views;
+  for (const at::Tensor& part : parts) {
+    views.push_back(part.view(*as));
+  }
+  return at::cat(views, dim).view(parts.front().scalar_type());
+}
+
+}  // namespace
+
+void BatchSize::agree(int64_t size, const std::string& path) {
+  if (!samples.has_value()) {
+    samples = size;
+    first_path_ = path;
+    return;
+  }
+  TORCH_CHECK_VALUE(size == *samples, function_, ": ", path, " has ", size,
+                    " samples, but ", first_path_, " has ", *samples,
+                    "; all arguments that are split must agree (mark one that "
+                    "is no batch with dataparallel::copy())");
+}
+
+void BatchSize::tensor(at::Tensor& tensor, const std::string& path) {
+  if (!tensor.defined() || tensor.dim() == 0) {
+    return;
+  }
+  TORCH_CHECK_VALUE(
+      !tensor.is_nested() &&
+          (tensor.layout() == at::kStrided || tensor.is_sparse() ||
+           tensor.is_mkldnn()),
+      function_, ": ", path, " has layout ", tensor.layout(),
+      tensor.is_nested() ? " (nested)" : "",
+      ", which cannot be split; mark it with dataparallel::copy()");
+  const int64_t dim =
+      wrapped_dim(tensor, rule.dim, function_, path, "split");
+  agree(tensor.size(dim), path);
+}
+
+void BatchSize::packed(rnn::PackedSequence& sequence, const std::string& path) {
+  const at::Tensor& sizes = sequence.batch_sizes();
+  agree(sizes.numel() == 0 ? 0 : sizes[0].item<int64_t>(), path);
+}
+
+void BatchSize::list(int64_t length, const std::string& path) {
+  agree(length, path);
+}
+
+void TakeChunk::tensor(at::Tensor& tensor, const std::string&) {
+  if (!tensor.defined()) {
+    return;
+  }
+  if (rule.kind == InputRule::Kind::kSplit && tensor.dim() > 0 && !whole) {
+    const int64_t dim = rule.dim < 0 ? rule.dim + tensor.dim() : rule.dim;
+    tensor = cut(tensor, dim, chunk.start, chunk.size);
+  }
+  tensor = moved(tensor, chunk.device);
+}
+
+void TakeChunk::packed(rnn::PackedSequence& sequence, const std::string&) {
+  if (rule.kind == InputRule::Kind::kSplit && !whole) {
+    auto [steps, lengths] = padded(sequence);
+    sequence = rnn::pack_padded_sequence(
+        steps.narrow(/*dim=*/1, chunk.start, chunk.size),
+        lengths.narrow(/*dim=*/0, chunk.start, chunk.size),
+        /*batch_first=*/false,
+        /*enforce_sorted=*/!sequence.sorted_indices().defined());
+  }
+  sequence = sequence.to(at::TensorOptions(chunk.device));
+}
+
+std::vector<Chunk> make_chunks(std::optional<int64_t> samples,
+                               const std::vector<at::Device>& devices,
+                               const std::vector<double>& shares) {
+  if (samples.value_or(0) == 0) {
+    return {{0, devices.front(), 0, 0}};
+  }
+  std::vector<Chunk> chunks;
+  int64_t start = 0;
+  const std::vector<int64_t> sizes =
+      chunk_sizes(*samples, static_cast<int64_t>(devices.size()), shares);
+  for (size_t i = 0; i < devices.size(); ++i) {
+    if (sizes[i] > 0) {
+      chunks.push_back({static_cast<int64_t>(i), devices[i], start, sizes[i]});
+    }
+    start += sizes[i];
+  }
+  return chunks;
+}
+
+void check_shares(const std::string& function,
+                  const std::vector<double>& shares, size_t devices) {
+  TORCH_CHECK_VALUE(shares.empty() || shares.size() == devices, function,
+                    ": chunk_shares has ", shares.size(),
+                    " entries, expected one for each of the ", devices,
+                    " devices");
+  for (size_t i = 0; i < shares.size(); ++i) {
+    TORCH_CHECK_VALUE(std::isfinite(shares[i]) && shares[i] > 0, function,
+                      ": chunk_shares[", i, "] is ", shares[i],
+                      ", expected a positive number");
+  }
+}
+
+InputRule rule_of(const ScatterOptions& options, int64_t position) {
+  const auto found = options.inputs().find(position);
+  return found == options.inputs().end() ? split(options.dim())
+                                         : found->second;
+}
+
+void not_a_list(const std::string& path) {
+  TORCH_CHECK_TYPE(false, "scatter: ", path,
+                   " is marked split_by_sample, but is no list");
+}
+
+c10::IValue slice_list(const c10::IValue& list, const Chunk& chunk) {
+  const auto whole = list.toList();
+  auto part = c10::impl::GenericList(whole.elementType());
+  for (int64_t i = chunk.start; i < chunk.start + chunk.size; ++i) {
+    part.push_back(whole.get(static_cast<size_t>(i)));
+  }
+  return part;
+}
+
+int64_t Join::next_dim(const std::string& path) {
+  const size_t index = met_++;
+  if (dims_.size() == 1) {
+    return dims_.front();
+  }
+  TORCH_CHECK_VALUE(index < dims_.size(), "gather: output_dims has ",
+                    dims_.size(), " entries, but ", path, " is tensor ",
+                    index + 1);
+  return dims_[index];
+}
+
+at::Tensor Join::tensors(const std::vector<at::Tensor>& tensors,
+                         const std::string& path) {
+  const int64_t asked_dim = next_dim(path);
+  std::vector<std::string> descriptions;
+  const auto all = [&](auto&& describe) {
+    descriptions.clear();
+    for (const at::Tensor& tensor : tensors) {
+      descriptions.push_back(describe(tensor));
+    }
+    for (const std::string& description : descriptions) {
+      if (description != descriptions.front()) {
+        differ(path, descriptions);
+      }
+    }
+  };
+  all([](const at::Tensor& tensor) {
+    return std::string(tensor.defined() ? "a tensor" : "None");
+  });
+  if (!tensors.front().defined()) {
+    return {};
+  }
+  all([](const at::Tensor& tensor) {
+    return std::string("of dtype ") + c10::toString(tensor.scalar_type());
+  });
+  all([](const at::Tensor& tensor) {
+    return "of " + std::to_string(tensor.dim()) + " dimensions";
+  });
+  const bool scalars = tensors.front().dim() == 0;
+  const int64_t dim = scalars ? 0
+                              : wrapped_dim(tensors.front(), asked_dim,
+                                            "gather", path, "joined");
+  all([&](const at::Tensor& tensor) {
+    std::string shape = "of shape [";
+    for (int64_t i = 0; i < tensor.dim(); ++i) {
+      shape += (i == 0 ? "" : ", ") +
+               (i == dim ? std::string("*") : std::to_string(tensor.size(i)));
+    }
+    return shape + "]";
+  });
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& tensor : tensors) {
+    parts.push_back(moved(scalars ? tensor.reshape({1}) : tensor, target_));
+  }
+  return parts.size() == 1 ? parts.front() : concatenate(parts, dim);
+}
+
+rnn::PackedSequence Join::packed(
+    const std::vector<rnn::PackedSequence>& sequences,
+    const std::string& path) {
+  next_dim(path);
+  if (sequences.size() == 1) {
+    return sequences.front().to(at::TensorOptions(target_));
+  }
+  int64_t longest = 0;
+  for (const rnn::PackedSequence& sequence : sequences) {
+    longest = std::max(longest, sequence.batch_sizes().numel());
+  }
+  bool sorted = true;
+  std::vector<at::Tensor> steps;
+  std::vector<at::Tensor> lengths;
+  for (const rnn::PackedSequence& sequence : sequences) {
+    sorted = sorted && !sequence.sorted_indices().defined();
+    auto [part, part_lengths] =
+        padded(sequence.to(at::TensorOptions(target_)), longest);
+    steps.push_back(part);
+    lengths.push_back(part_lengths);
+  }
+  return rnn::pack_padded_sequence(at::cat(steps, /*dim=*/1),
+                                   at::cat(lengths, /*dim=*/0),
+                                   /*batch_first=*/false, sorted);
+}
+
+void MoveTo::tensor(at::Tensor& tensor, const std::string&) {
+  if (tensor.defined()) {
+    tensor = moved(tensor, target_);
+  }
+}
+
+void MoveTo::packed(rnn::PackedSequence& sequence, const std::string&) {
+  sequence = sequence.to(at::TensorOptions(target_));
+}
+
+}  // namespace detail
+}  // namespace dataparallel

@@ -1,0 +1,608 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <dataparallel/devices.h>
+#include <dataparallel/export.h>
+#include <dataparallel/module_traits.h>
+#include <dataparallel/parallel_apply.h>
+#include <dataparallel/replicate.h>
+#include <dataparallel/scatter_gather.h>
+#include <torch/nn/pimpl.h>
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace dataparallel {
+
+/// When a forward brings the replicas up to date.
+enum class RefreshPolicy {
+  /// Before every forward; nothing is ever stale.
+  kEveryForward,
+  /// Values only when `refresh()` is called: for evaluation, and for the passes
+  /// of a gradient accumulation. Modes and `requires_grad` are still followed.
+  kWhenAsked,
+};
+
+struct DATAPARALLEL_EXPORT DataParallelOptions {
+  /// The module lies on the first. A device may come more than once. Default:
+  /// `default_devices()`.
+  DataParallelOptions& devices(std::vector<at::Device> value);
+  /// The same by name: `devices({"cuda:0", "cuda:1"})`.
+  DataParallelOptions& devices(std::initializer_list<const char*> names);
+  /// Where results lie, any device. Default: the first of `devices`.
+  DataParallelOptions& output_device(at::Device value);
+  /// The batch dimension of inputs and outputs. Default 0.
+  DataParallelOptions& dim(int64_t value);
+  /// Rules by position for arguments that are not split along `dim`.
+  DataParallelOptions& inputs(std::map<int64_t, InputRule> value);
+  /// The dimension along which each output tensor is joined: one for all, or
+  /// one each in their order. Default: `dim`.
+  DataParallelOptions& output_dims(std::vector<int64_t> value);
+  /// Each device's share of the batch, positive numbers. Default: equal.
+  DataParallelOptions& chunk_shares(std::vector<double> value);
+  /// Parameters of so many bytes are copied, and their gradients reduced,
+  /// together. Default 25 MiB.
+  DataParallelOptions& bucket_bytes(int64_t value);
+  DataParallelOptions& refresh(RefreshPolicy value);
+
+  const std::vector<at::Device>& devices() const { return devices_; }
+  const std::optional<at::Device>& output_device() const {
+    return output_device_;
+  }
+  int64_t dim() const { return scatter_.dim(); }
+  const std::vector<int64_t>& output_dims() const { return output_dims_; }
+  int64_t bucket_bytes() const { return bucket_bytes_; }
+  RefreshPolicy refresh() const { return refresh_; }
+  const ScatterOptions& scatter() const { return scatter_; }
+
+ private:
+  std::vector<at::Device> devices_;
+  std::optional<at::Device> output_device_;
+  ScatterOptions scatter_;
+  std::vector<int64_t> output_dims_;
+  int64_t bucket_bytes_ = kDefaultBucketBytes;
+  RefreshPolicy refresh_ = RefreshPolicy::kEveryForward;
+};
+
+namespace detail {
+
+/// How one argument of a call is kept for the replicas: nested values by value
+/// (each replica has its own), plain ones by reference to the caller's.
+template <class Arg>
+using Kept = std::conditional_t<
+    Nested<std::remove_cvref_t<Arg>>, std::remove_cvref_t<Arg>,
+    std::conditional_t<std::is_lvalue_reference_v<Arg>,
+                       std::reference_wrapper<std::remove_reference_t<Arg>>,
+                       std::decay_t<Arg>>>;
+
+/// The argument as the caller wrote it: an lvalue stays one, and so on.
+template <class Arg>
+decltype(auto) as_written(Kept<Arg>& kept) {
+  if constexpr (!Nested<std::remove_cvref_t<Arg>> &&
+                std::is_lvalue_reference_v<Arg>) {
+    return static_cast<Arg>(kept.get());
+  } else if constexpr (std::is_array_v<std::remove_cvref_t<Arg>>) {
+    return (kept);
+  } else {
+    return static_cast<Arg&&>(kept);
+  }
+}
+
+/// The parts of one call's arguments, and which replicas they are for.
+template <class... Args>
+struct Call {
+  std::vector<Chunk> chunks;
+  std::vector<std::tuple<Kept<Args>...>> parts;  // as chunks
+  /// None: there was nothing to split. 0: an empty batch.
+  std::optional<int64_t> samples;
+
+  bool empty_batch() const { return samples.value_or(0) == 0; }
+};
+
+template <class... Args>
+Call<Args...> scatter_call(const std::vector<at::Device>& devices,
+                           const ScatterOptions& options,
+                           const std::vector<std::string>& names,
+                           Args&&... args) {
+  Call<Args...> call;
+  BatchSize batch("DataParallel");
+  const auto each = [&](auto&& act) {
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      (act(args, std::integral_constant<size_t, I>()), ...);
+    }(std::index_sequence_for<Args...>());
+  };
+  each([&](const auto& arg, auto index) {
+    batch.rule = rule_of(options, static_cast<int64_t>(index()));
+    measure(arg, names[index()], batch);
+  });
+  call.samples = batch.samples;
+  call.chunks = make_chunks(batch.samples, devices, options.chunk_shares());
+  for (const Chunk& chunk : call.chunks) {
+    TakeChunk take_chunk(chunk, call.chunks.size() == 1);
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      const auto part = [&]<class Arg>(Arg&& arg, size_t index) -> Kept<Arg> {
+        if constexpr (Nested<std::remove_cvref_t<Arg>>) {
+          take_chunk.rule = rule_of(options, static_cast<int64_t>(index));
+          return take(std::as_const(arg), names[index], take_chunk);
+        } else {
+          return Kept<Arg>(arg);
+        }
+      };
+      call.parts.emplace_back(
+          part.template operator()<Args>(static_cast<Args&&>(args), I)...);
+    }(std::index_sequence_for<Args...>());
+  }
+  return call;
+}
+
+/// Makes each tensor that needs a gradient a leaf of its own, so that replicas
+/// can run backward without meeting in one graph.
+class DATAPARALLEL_EXPORT CutGraph : public LeafVisitor {
+ public:
+  void tensor(at::Tensor& tensor, const std::string& path) override;
+  void packed(torch::nn::utils::rnn::PackedSequence& sequence,
+              const std::string& path) override;
+  /// The tensors before, and the leaves that took their places.
+  std::vector<std::pair<at::Tensor, at::Tensor>> cuts;
+};
+
+/// The tensors inside a value.
+class DATAPARALLEL_EXPORT CollectTensors : public LeafVisitor {
+ public:
+  void tensor(at::Tensor& tensor, const std::string& path) override;
+  void packed(torch::nn::utils::rnn::PackedSequence& sequence,
+              const std::string& path) override;
+  std::vector<at::Tensor> tensors;
+};
+
+/// Hands `gradients` to the autograd engine as the gradients of `tensors`.
+DATAPARALLEL_EXPORT void backward_into(
+    std::vector<std::pair<at::Tensor, at::Tensor>> tensors_and_gradients);
+
+DATAPARALLEL_EXPORT void check_loss(const at::Tensor& loss);
+
+/// `weights[i] / sum(weights)`, as float64 on `target`.
+DATAPARALLEL_EXPORT std::vector<at::Tensor> shares_of(
+    const std::vector<at::Tensor>& weights, at::Device target);
+
+/// `losses[i] * shares[i]`, summed on `target` in order.
+DATAPARALLEL_EXPORT at::Tensor weighted_sum(
+    const std::vector<at::Tensor>& losses,
+    const std::vector<at::Tensor>& shares, at::Device target);
+
+/// A float64 scalar on the CPU.
+DATAPARALLEL_EXPORT at::Tensor scalar(double value);
+
+DATAPARALLEL_EXPORT void run_backward(const at::Tensor& loss);
+
+/// A loss function returns the loss, or the loss and its weight.
+struct WeightedLoss {
+  at::Tensor loss;
+  at::Tensor weight;  // undefined: the number of samples
+};
+inline WeightedLoss weighted_loss(at::Tensor loss) { return {loss, {}}; }
+inline WeightedLoss weighted_loss(std::pair<at::Tensor, at::Tensor> loss) {
+  return {loss.first, loss.second};
+}
+inline WeightedLoss weighted_loss(std::tuple<at::Tensor, at::Tensor> loss) {
+  return {std::get<0>(loss), std::get<1>(loss)};
+}
+DATAPARALLEL_EXPORT WeightedLoss
+weighted_loss(std::pair<at::Tensor, double> loss);
+
+}  // namespace detail
+
+/// What a `DataParallel<M>` holds; use that. `M` is a module holder (a
+/// TORCH_MODULE, `torch::nn::Sequential`), a `shared_ptr` to a module,
+/// `torch::nn::AnyModule` or `torch::jit::Module`.
+template <class M>
+class DataParallelImpl : public detail::WrapperBase {
+ public:
+  using Factory = typename Replicas<M>::Factory;
+
+  explicit DataParallelImpl(M module, DataParallelOptions options = {},
+                            Factory factory = {})
+      : WrapperBase("DataParallel"),
+        options_(std::move(options)),
+        replicas_(module,
+                  options_.devices().empty() ? default_devices()
+                                             : options_.devices(),
+                  options_.bucket_bytes(), std::move(factory), "DataParallel"),
+        team_(replicas_.devices()),
+        output_device_(check_device(
+            "DataParallel", "output_device",
+            options_.output_device().value_or(replicas_.devices().front()))) {
+    detail::check_shares("DataParallel", options_.scatter().chunk_shares(),
+                         replicas_.size());
+    register_module("module", detail::ModuleTraits<M>::shown(replicas_[0]));
+  }
+
+  /// The wrapped module itself; it is replica 0.
+  M& module() { return replicas_[0]; }
+  const std::vector<at::Device>& devices() const { return replicas_.devices(); }
+  at::Device output_device() const { return output_device_; }
+
+  /// `module()->forward(args...)` on the whole batch: its own argument types
+  /// (default arguments work), its own return type.
+  ///
+  /// Arguments are split along `dim` (`[N, *]`, see `scatter`), each replica
+  /// with samples runs in its own thread, and the results are joined on
+  /// `output_device` (see `gather`). A batch of 0, or a call in which nothing
+  /// is split: one call, on the first device, its result as it is.
+  /// `Result` names the return type where forward is itself a template with
+  /// one (`Sequential`, `AnyModule`).
+  ///
+  /// Thread safety: one call at a time, further ones wait. The module must not
+  /// be changed meanwhile.
+  ///
+  /// Throws what forward throws (of the lowest replica, after all have ended,
+  /// with `replica 1 on cuda:1` added) and, before any work, what `scatter` and
+  /// `Replicas` throw.
+  template <class Result = void, class... Args>
+  auto forward(Args&&... args) {
+    using Traits = detail::ModuleTraits<M>;
+    using Returned =
+        std::decay_t<decltype(Traits::template forward<Result>(
+            std::declval<M&>(), std::declval<Args>()...))>;
+    std::lock_guard lock(mutex_);
+    auto call = detail::scatter_call(devices(), options_.scatter(),
+                                     argument_names(sizeof...(Args)),
+                                     std::forward<Args>(args)...);
+    prepare(call.chunks, detail::ReplicaSet::Gradients::kToOriginals);
+    if constexpr (std::is_void_v<Returned>) {
+      run(call, [&](int64_t, auto&&... parts) {
+        Traits::template forward<Result>(
+            std::forward<decltype(parts)>(parts)...);
+      });
+    } else {
+      std::vector<std::optional<Returned>> results(call.chunks.size());
+      const std::vector<at::Tensor> inputs = first_inputs(call);
+      run(call, [&](int64_t at, auto&&... parts) {
+        results[at].emplace(Traits::template forward<Result>(
+            std::forward<decltype(parts)>(parts)...));
+      });
+      if (call.chunks.size() > 1 && at::GradMode::is_enabled()) {
+        detail::CollectTensors outputs;
+        visit_leaves(*results.front(), "", outputs);
+        replicas_.set().redirect(outputs.tensors, inputs);
+      }
+      return join(call, std::move(results));
+    }
+  }
+
+  /// The mean loss of the whole batch, a scalar on `output_device` with its
+  /// graph; the loss is computed in the replicas, and outputs are not joined.
+  ///
+  /// `inputs`: a `std::tuple` of forward's arguments, or the one argument.
+  /// `targets`: anything nested, split along `dim`. `loss_fn(output, targets)`
+  /// is called in each replica's thread, at the same time, and returns a scalar
+  /// that is the mean over that replica's samples: replicas are weighted by
+  /// their number of samples. Where that is not the divisor (`ignore_index`,
+  /// padding), it returns a `std::pair` of the loss and its weight, the
+  /// divisor, as a number or a zero-dimensional tensor.
+  ///
+  ///     auto loss = model->loss(torch::nn::functional::cross_entropy_fn,
+  ///                             images, labels);
+  ///
+  /// Throws `c10::ValueError` if the loss is no scalar; else as `forward`.
+  template <class LossFn, class Inputs, class Targets>
+  at::Tensor loss(LossFn&& loss_fn, const Inputs& inputs,
+                  const Targets& targets) {
+    std::lock_guard lock(mutex_);
+    return with_call(inputs, targets, [&](auto& call) {
+      prepare(call.chunks, detail::ReplicaSet::Gradients::kToOriginals);
+      const std::vector<at::Tensor> inputs = first_inputs(call);
+      auto losses = run_losses(call, loss_fn, [](auto&, int64_t) {});
+      if (call.chunks.size() > 1 && at::GradMode::is_enabled()) {
+        replicas_.set().redirect({losses.front().loss}, inputs);
+      }
+      return weighted(call, losses);
+    });
+  }
+
+  /// `loss` and its backward, both in the replicas' threads; returns the loss,
+  /// without a graph. Gradients are added to the module's parameters in replica
+  /// order (two runs agree bit for bit), through the autograd engine, so that
+  /// hooks on parameters run once with the whole gradient; and to inputs and
+  /// targets that need one. On CPU replicas this is the way to run backward in
+  /// parallel. Nothing has been added if something is thrown before the end,
+  /// save to tensors that only `loss_fn` knows.
+  template <class LossFn, class Inputs, class Targets>
+  at::Tensor forward_backward(LossFn&& loss_fn, const Inputs& inputs,
+                              const Targets& targets) {
+    TORCH_CHECK(at::GradMode::is_enabled(),
+                "forward_backward: gradients are switched off "
+                "(torch::NoGradGuard or inference mode)");
+    std::lock_guard lock(mutex_);
+    return with_call(inputs, targets, [&](auto& call) {
+      return forward_backward(call, loss_fn);
+    });
+  }
+
+  /// Brings the replicas' values up to date (see `RefreshPolicy`).
+  void refresh() {
+    std::lock_guard lock(mutex_);
+    replicas_.refresh();
+  }
+  /// Call it after changing what cannot be seen from outside: a plain member
+  /// of the module, or a child that was replaced.
+  void refresh_structure() {
+    std::lock_guard lock(mutex_);
+    if constexpr (!std::is_same_v<M, torch::jit::Module>) {
+      replace_module("module",
+                     detail::ModuleTraits<M>::shown(replicas_[0]));
+    }
+    replicas_.refresh_structure();
+  }
+
+ private:
+  static std::vector<std::string> argument_names(size_t count) {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < count; ++i) {
+      names.push_back(detail::index_path("args", i));
+    }
+    return names;
+  }
+
+  void prepare(const std::vector<detail::Chunk>& chunks,
+               detail::ReplicaSet::Gradients gradients) {
+    if (chunks.size() == 1) {
+      return;  // the module itself does all the work
+    }
+    if (options_.refresh() == RefreshPolicy::kEveryForward) {
+      replicas_.refresh();
+    } else {
+      replicas_.set().refresh_edges();
+    }
+    replicas_.set().set_gradients(gradients);
+  }
+
+  /// Calls `body(position, module, arguments...)` for each chunk of `call`.
+  template <class... Args, class Body>
+  void run(detail::Call<Args...>& call, Body&& body) {
+    std::vector<int64_t> used;
+    std::vector<int64_t> position(replicas_.size(), 0);
+    for (size_t i = 0; i < call.chunks.size(); ++i) {
+      used.push_back(call.chunks[i].replica);
+      position[used.back()] = static_cast<int64_t>(i);
+    }
+    team_.run(used, [&](int64_t replica) {
+      const int64_t at = position[replica];
+      [&]<size_t... I>(std::index_sequence<I...>) {
+        body(at, replicas_[replica],
+             detail::as_written<Args>(std::get<I>(call.parts[at]))...);
+      }(std::index_sequence_for<Args...>());
+    });
+  }
+
+  /// The tensors that replica 0 gets.
+  template <class... Args>
+  static std::vector<at::Tensor> first_inputs(detail::Call<Args...>& call) {
+    detail::CollectTensors inputs;
+    std::apply(
+        [&](auto&... kept) { (visit_nested(kept, inputs), ...); },
+        call.parts.front());
+    return inputs.tensors;
+  }
+
+  template <class Kept>
+  static void visit_nested(Kept& kept, LeafVisitor& visitor) {
+    if constexpr (detail::Nested<Kept>) {
+      visit_leaves(kept, "", visitor);
+    }
+  }
+
+  template <class... Args, class Returned>
+  Returned join(const detail::Call<Args...>& call,
+                std::vector<std::optional<Returned>> results) {
+    if (call.empty_batch()) {
+      detail::MoveTo move(output_device_);
+      visit_leaves(*results.front(), "result", move);
+      return std::move(*results.front());
+    }
+    detail::Join join(output_device_, options_.output_dims().empty()
+                                          ? std::vector<int64_t>{options_.dim()}
+                                          : options_.output_dims());
+    std::vector<Returned> values;
+    for (size_t i = 0; i < results.size(); ++i) {
+      join.replicas.push_back(call.chunks[i].replica);
+      values.push_back(std::move(*results[i]));
+    }
+    return merge_nested(values, "result", join);
+  }
+
+  template <class Inputs, class Targets, class Act>
+  at::Tensor with_call(const Inputs& inputs, const Targets& targets,
+                       Act&& act) {
+    const auto scatter = [&](const auto&... args) {
+      std::vector<std::string> names = argument_names(sizeof...(args));
+      names.push_back("targets");
+      ScatterOptions options = options_.scatter();
+      auto rules = options.inputs();
+      rules[sizeof...(args)] = split(options.dim());
+      options.inputs(std::move(rules));
+      auto call = detail::scatter_call(devices(), options, names, args...,
+                                       targets);
+      return act(call);
+    };
+    if constexpr (detail::is_specialization<Inputs, std::tuple>) {
+      return std::apply(scatter, inputs);
+    } else {
+      return scatter(inputs);
+    }
+  }
+
+  /// Forward and loss in each replica, then `then(losses[i], i)` there too.
+  template <class... Args, class LossFn, class Then>
+  std::vector<detail::WeightedLoss> run_losses(detail::Call<Args...>& call,
+                                               LossFn& loss_fn, Then&& then) {
+    std::vector<detail::WeightedLoss> losses(call.chunks.size());
+    run(call, [&](int64_t at, M& module, auto&&... parts) {
+      auto all = std::forward_as_tuple(std::forward<decltype(parts)>(parts)...);
+      constexpr size_t kInputs = sizeof...(parts) - 1;
+      auto output = [&]<size_t... I>(std::index_sequence<I...>) {
+        return detail::ModuleTraits<M>::template forward<void>(
+            module, std::get<I>(std::move(all))...);
+      }(std::make_index_sequence<kInputs>());
+      losses[at] =
+          detail::weighted_loss(loss_fn(output, std::get<kInputs>(all)));
+      detail::check_loss(losses[at].loss);
+      then(losses[at], at);
+    });
+    return losses;
+  }
+
+  template <class... Args>
+  at::Tensor weighted(const detail::Call<Args...>& call,
+                      const std::vector<detail::WeightedLoss>& losses) {
+    std::vector<at::Tensor> values;
+    for (const detail::WeightedLoss& loss : losses) {
+      values.push_back(loss.loss);
+    }
+    return detail::weighted_sum(
+        values, detail::shares_of(weights(call, losses), output_device_),
+        output_device_);
+  }
+
+  template <class... Args>
+  std::vector<at::Tensor> weights(
+      const detail::Call<Args...>& call,
+      const std::vector<detail::WeightedLoss>& losses) {
+    std::vector<at::Tensor> result;
+    for (size_t i = 0; i < losses.size(); ++i) {
+      result.push_back(losses[i].weight.defined()
+                           ? losses[i].weight.detach()
+                           : detail::scalar(static_cast<double>(
+                                 std::max<int64_t>(1, call.chunks[i].size))));
+    }
+    return result;
+  }
+
+  template <class... Args, class LossFn>
+  at::Tensor forward_backward(detail::Call<Args...>& call, LossFn& loss_fn) {
+    constexpr bool kOwnWeights = !std::is_same_v<
+        std::decay_t<decltype(loss_of(call, loss_fn))>, at::Tensor>;
+    if (call.chunks.size() == 1) {
+      const auto losses = run_losses(call, loss_fn, [](auto&, int64_t) {});
+      detail::run_backward(losses.front().loss);
+      return losses.front().loss.detach().to(output_device_);
+    }
+    prepare(call.chunks, detail::ReplicaSet::Gradients::kToStashes);
+    replicas_.set().clear_stashes();
+    detail::CutGraph cut;
+    for (auto& part : call.parts) {
+      std::apply([&](auto&... kept) { (visit_nested(kept, cut), ...); }, part);
+    }
+    const auto backward = [&](const detail::WeightedLoss& loss,
+                              const at::Tensor& share) {
+      replicas_.set().redirect({loss.loss}, {});
+      detail::run_backward(detail::weighted_sum({loss.loss}, {share},
+                                                loss.loss.device()));
+    };
+    std::vector<detail::WeightedLoss> losses;
+    if constexpr (kOwnWeights) {
+      losses = run_losses(call, loss_fn, [](auto&, int64_t) {});
+      const auto shares = detail::shares_of(weights(call, losses), at::kCPU);
+      run(call, [&](int64_t at, auto&&...) {
+        backward(losses[at], shares[at]);
+      });
+    } else {
+      losses = run_losses(
+          call, loss_fn, [&](const detail::WeightedLoss& loss, int64_t at) {
+            backward(loss, detail::scalar(
+                               static_cast<double>(call.chunks[at].size) /
+                               static_cast<double>(*call.samples)));
+          });
+    }
+    auto gradients = replicas_.set().take_gradients();
+    for (auto& [before, leaf] : cut.cuts) {
+      if (leaf.grad().defined()) {
+        gradients.emplace_back(before, leaf.grad());
+      }
+    }
+    detail::backward_into(std::move(gradients));
+    for (detail::WeightedLoss& loss : losses) {
+      loss.loss = loss.loss.detach();
+    }
+    return weighted(call, losses);
+  }
+
+  /// Never called: what `loss_fn` returns.
+  template <class... Args, class LossFn>
+  auto loss_of(detail::Call<Args...>& call, LossFn& loss_fn) {
+    auto all = [&]<size_t... I>(std::index_sequence<I...>) {
+      return std::forward_as_tuple(
+          detail::as_written<Args>(std::get<I>(call.parts[0]))...);
+    }(std::index_sequence_for<Args...>());
+    constexpr size_t kInputs = sizeof...(Args) - 1;
+    auto output = [&]<size_t... I>(std::index_sequence<I...>) {
+      return detail::ModuleTraits<M>::template forward<void>(
+          replicas_[0], std::get<I>(std::move(all))...);
+    }(std::make_index_sequence<kInputs>());
+    return loss_fn(output, std::get<kInputs>(all));
+  }
+
+  DataParallelOptions options_;
+  Replicas<M> replicas_;
+  WorkerTeam team_;
+  at::Device output_device_;
+  std::mutex mutex_;
+};
+
+/// A module that runs another one on several devices at once, each on its part
+/// of the batch, with the numbers of one device.
+///
+/// It is itself a `torch::nn` module holder: `model->parameters()` are the
+/// wrapped module's own (give them to an optimizer), names have the prefix
+/// `module.`, `train`, `eval` and `to` reach it. What forward writes on the
+/// module (running statistics, counters) is what replica 0, the module itself,
+/// saw: the first chunk of the batch.
+///
+///     Net net;
+///     net->to(torch::Device("cuda:0"));
+///     dataparallel::DataParallel<Net> model(
+///         net, dataparallel::DataParallelOptions().devices(
+///                  {"cuda:0", "cuda:1"}));
+///     auto [logits, state] = model(images, mask);
+///
+/// See `DataParallelImpl` for its methods, and `Replicas` for what is followed
+/// when the module changes.
+template <class M>
+class DataParallel : public torch::nn::ModuleHolder<DataParallelImpl<M>> {
+ public:
+  using torch::nn::ModuleHolder<DataParallelImpl<M>>::ModuleHolder;
+
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return this->get()->forward(std::forward<Args>(args)...);
+  }
+};
+
+/// One call of `module` on the whole batch over `devices` (default:
+/// `default_devices()`); the function form of `DataParallel`, which makes the
+/// replicas for this call only. `input`: one argument, or a `std::tuple` of
+/// them. Where calls repeat, keep a `DataParallel`.
+template <class M, class Input>
+auto data_parallel(M module, const Input& input,
+                   std::vector<at::Device> devices = {},
+                   std::optional<at::Device> output_device = std::nullopt,
+                   int64_t dim = 0) {
+  DataParallelOptions options;
+  options.devices(std::move(devices)).dim(dim);
+  if (output_device.has_value()) {
+    options.output_device(*output_device);
+  }
+  DataParallel<M> model(std::move(module), std::move(options));
+  if constexpr (detail::is_specialization<Input, std::tuple>) {
+    return std::apply(model, input);
+  } else {
+    return model(input);
+  }
+}
+
+}  // namespace dataparallel
