@@ -1,0 +1,335 @@
+#include <ATen/autocast_mode.h>
+#include <dataparallel/data_parallel.h>
+#include <torch/torch.h>
+
+#include <stdexcept>
+#include <tuple>
+
+#include "support/catch.h"
+#include "support/device_lists.h"
+#include "support/networks.h"
+#include "support/oracle.h"
+
+// The loss computed in the replicas: `loss` and `forward_backward`.
+
+namespace {
+
+namespace dp = dataparallel;
+namespace F = torch::nn::functional;
+using Catch::Matchers::Contains;
+using test::Mlp;
+
+struct Setup {
+  explicit Setup(const test::Devices& devices, int64_t samples = 7)
+      : device(devices[0]),
+        net(test::make<Mlp>(device)),
+        single(test::twin(net)),
+        model(net, dp::DataParallelOptions().devices(devices)) {
+    torch::manual_seed(9);
+    x = torch::randn({samples, 4}, test::float64_on(device));
+    y = torch::randint(3, {samples}, torch::TensorOptions(torch::kLong))
+            .to(device);
+  }
+  torch::Device device;
+  Mlp net;
+  Mlp single;
+  dp::DataParallel<Mlp> model;
+  torch::Tensor x;
+  torch::Tensor y;
+};
+
+torch::Tensor cross_entropy(const torch::Tensor& output,
+                            const torch::Tensor& target) {
+  return F::cross_entropy(output, target);
+}
+
+constexpr int64_t kIgnored = -100;
+
+/// The mean over the targets that count, and how many those are.
+std::pair<torch::Tensor, torch::Tensor> counted(const torch::Tensor& output,
+                                                const torch::Tensor& target) {
+  return {F::cross_entropy(output, target), (target != kIgnored).sum()};
+}
+
+}  // namespace
+
+TEST_CASE("the loss in the replicas equals that of the whole batch", "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  const int64_t samples = GENERATE(1, 2, 3, 5, 8);
+  INFO(test::name(devices) << samples << " samples");
+  test::NoRaces no_races;
+  Setup s(devices, samples);
+  const auto loss = s.model->loss(cross_entropy, s.x, s.y);
+  const auto expected = cross_entropy(s.single(s.x), s.y);
+  test::check_equal("loss", loss, expected);
+  loss.backward();
+  expected.backward();
+  test::check_same_gradients(*s.net, *s.single);
+}
+
+TEST_CASE("forward_backward leaves the whole batch's loss and gradients",
+          "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  const int64_t samples = GENERATE(1, 2, 3, 5, 8);
+  INFO(test::name(devices) << samples << " samples");
+  test::NoRaces no_races;
+  Setup s(devices, samples);
+  const auto loss = s.model->forward_backward(cross_entropy, s.x, s.y);
+  CHECK_FALSE(loss.requires_grad());
+  const auto expected = cross_entropy(s.single(s.x), s.y);
+  test::check_equal("loss", loss, expected);
+  expected.backward();
+  test::check_same_gradients(*s.net, *s.single);
+}
+
+TEST_CASE("forward_backward adds to the gradients that are there", "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Setup s(devices);
+  for (int pass = 0; pass < 3; ++pass) {
+    s.model->forward_backward(cross_entropy, s.x * pass, s.y);
+    cross_entropy(s.single(s.x * pass), s.y).backward();
+  }
+  test::check_same_gradients(*s.net, *s.single);
+}
+
+TEST_CASE("forward_backward trains as on one device", "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  test::NoRaces no_races;
+  Setup s(devices);
+  torch::optim::Adam optimizer(s.model->parameters());
+  torch::optim::Adam single_optimizer(s.single->parameters());
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    single_optimizer.zero_grad();
+    s.model->forward_backward(cross_entropy, s.x, s.y);
+    cross_entropy(s.single(s.x), s.y).backward();
+    optimizer.step();
+    single_optimizer.step();
+    test::check_same_values(*s.net, *s.single);
+  }
+}
+
+TEST_CASE("forward, loss and forward_backward may alternate", "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Setup s(devices);
+  for (int pass = 0; pass < 2; ++pass) {
+    const auto early = cross_entropy(s.model(s.x), s.y);
+    s.model->forward_backward(cross_entropy, s.x, s.y);
+    s.model->loss(cross_entropy, s.x, s.y).backward();
+    early.backward();
+  }
+  (cross_entropy(s.single(s.x), s.y) * 6).backward();
+  test::check_same_gradients(*s.net, *s.single);
+}
+
+TEST_CASE("a loss with its weight is weighted by it", "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  test::NoRaces no_races;
+  Setup s(devices, 8);
+  s.y.index_put_({torch::indexing::Slice(1, 4)}, kIgnored);
+  const auto expected = cross_entropy(s.single(s.x), s.y);
+  expected.backward();
+  SECTION("loss") {
+    const auto loss = s.model->loss(counted, s.x, s.y);
+    test::check_equal("loss", loss, expected);
+    loss.backward();
+  }
+  SECTION("forward_backward") {
+    const auto loss = s.model->forward_backward(counted, s.x, s.y);
+    test::check_equal("loss", loss, expected);
+  }
+  test::check_same_gradients(*s.net, *s.single);
+}
+
+TEST_CASE("a replica whose targets are all ignored counts for nothing",
+          "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Setup s(devices, 8);
+  s.y.index_put_({torch::indexing::Slice(4)}, kIgnored);
+  const auto expected = cross_entropy(s.single(s.x), s.y);
+  expected.backward();
+  SECTION("loss") {
+    const auto loss = s.model->loss(counted, s.x, s.y);
+    test::check_equal("loss", loss, expected);
+    loss.backward();
+  }
+  SECTION("forward_backward") {
+    const auto loss = s.model->forward_backward(counted, s.x, s.y);
+    test::check_equal("loss", loss, expected);
+  }
+  test::check_same_gradients(*s.net, *s.single);
+}
+
+TEST_CASE("a batch of ignored targets alone is not a number, as on one device",
+          "[loss]") {
+  Setup s(test::cpu(3), 8);
+  s.y.fill_(kIgnored);
+  CHECK(s.model->loss(counted, s.x, s.y).isnan().item<bool>());
+}
+
+TEST_CASE("a weight may be a number", "[loss]") {
+  Setup s(test::cpu(3), 8);
+  const auto halves = [](const torch::Tensor& output,
+                         const torch::Tensor& target) {
+    return std::pair<torch::Tensor, double>(
+        F::cross_entropy(output, target), static_cast<double>(target.size(0)));
+  };
+  test::check_equal("loss", s.model->loss(halves, s.x, s.y),
+                    cross_entropy(s.single(s.x), s.y));
+}
+
+TEST_CASE("inputs that have a graph get their gradients", "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  test::NoRaces no_races;
+  Setup s(devices);
+  const auto before = torch::eye(4, test::float64_on(s.device));
+  const auto leaf = before.clone().requires_grad_();
+  const auto single_leaf = before.clone().requires_grad_();
+  s.model->forward_backward(cross_entropy, s.x.matmul(leaf), s.y);
+  cross_entropy(s.single(s.x.matmul(single_leaf)), s.y).backward();
+  test::check_equal("input", leaf.grad(), single_leaf.grad());
+  test::check_same_gradients(*s.net, *s.single);
+}
+
+TEST_CASE("targets that need a gradient get it", "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Setup s(devices);
+  const auto target = torch::zeros({7, 3}, test::float64_on(s.device));
+  const auto leaf = target.clone().requires_grad_();
+  const auto single_leaf = target.clone().requires_grad_();
+  const auto squares = [](const torch::Tensor& a, const torch::Tensor& b) {
+    return (a - b).pow(2).mean();
+  };
+  s.model->forward_backward(squares, s.x, leaf);
+  squares(s.single(s.x), single_leaf).backward();
+  test::check_equal("target", leaf.grad(), single_leaf.grad());
+}
+
+TEST_CASE("several inputs come as a tuple", "[loss]") {
+  Setup s(test::cpu(3));
+  const auto loss = s.model->loss(cross_entropy, std::tuple(s.x, 2.0), s.y);
+  test::check_equal("loss", loss, cross_entropy(s.single(s.x, 2.0), s.y));
+}
+
+TEST_CASE("hooks run once with the whole gradient in forward_backward",
+          "[loss][hooks]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Setup s(devices);
+  int calls = 0;
+  torch::Tensor seen;
+  s.net->second->weight.register_hook([&](const torch::Tensor& gradient) {
+    ++calls;
+    seen = gradient.clone();
+  });
+  s.model->forward_backward(cross_entropy, s.x, s.y);
+  cross_entropy(s.single(s.x), s.y).backward();
+  CHECK(calls == 1);
+  test::check_equal("seen", seen, s.single->second->weight.grad());
+}
+
+TEST_CASE("an error in the loss function leaves no gradient",
+          "[loss][errors]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Setup s(devices);
+  const auto last = static_cast<int64_t>(devices.size()) - 1;
+  const auto fails_late = [&](const torch::Tensor& output,
+                              const torch::Tensor& target) {
+    if (dp::current_replica().value_or(0) == last) {
+      throw std::domain_error("no loss");
+    }
+    return F::cross_entropy(output, target);
+  };
+  CHECK_THROWS_AS(s.model->forward_backward(fails_late, s.x, s.y),
+                  std::domain_error);
+  for (const torch::Tensor& parameter : s.net->parameters()) {
+    CHECK_FALSE(parameter.grad().defined());
+  }
+  s.model->forward_backward(cross_entropy, s.x, s.y);
+  cross_entropy(s.single(s.x), s.y).backward();
+  test::check_same_gradients(*s.net, *s.single);
+}
+
+TEST_CASE("a plain backward is whole after a forward_backward that failed",
+          "[loss][errors]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Setup s(devices);
+  const auto fails = [](const torch::Tensor&,
+                        const torch::Tensor&) -> torch::Tensor {
+    throw std::domain_error("no loss");
+  };
+  CHECK_THROWS_AS(s.model->forward_backward(fails, s.x, s.y),
+                  std::domain_error);
+  cross_entropy(s.model(s.x), s.y).backward();
+  cross_entropy(s.single(s.x), s.y).backward();
+  test::check_same_gradients(*s.net, *s.single);
+}
+
+TEST_CASE("forward_backward without gradients is refused", "[loss][errors]") {
+  Setup s(test::cpu(2));
+  torch::NoGradGuard no_grad;
+  CHECK_THROWS_WITH(s.model->forward_backward(cross_entropy, s.x, s.y),
+                    Contains("forward_backward: gradients are switched off"));
+  test::check_equal("loss", s.model->loss(cross_entropy, s.x, s.y),
+                    cross_entropy(s.single(s.x), s.y));
+}
+
+TEST_CASE("a loss that is no scalar is refused", "[loss][errors]") {
+  Setup s(test::cpu(2));
+  const auto each = [](const torch::Tensor& output, const torch::Tensor&) {
+    return output.sum(1);
+  };
+  CHECK_THROWS_AS(s.model->loss(each, s.x, s.y), c10::ValueError);
+  CHECK_THROWS_WITH(s.model->loss(each, s.x, s.y),
+                    Contains("returned a tensor of shape [4], expected a "
+                             "scalar"));
+}
+
+TEST_CASE("targets of another batch size are refused by name",
+          "[loss][errors]") {
+  Setup s(test::cpu(2));
+  CHECK_THROWS_WITH(s.model->loss(cross_entropy, s.x, s.y.slice(0, 1)),
+                    Contains("targets") && Contains("args[0]"));
+}
+
+TEST_CASE("autocast may stay on over forward_backward and plain backwards",
+          "[loss][amp]") {
+  // Its cache keeps casts of the module's weights, with their graph.
+  const bool plain_first = GENERATE(false, true);
+  torch::manual_seed(3);
+  Mlp net;
+  auto single = test::twin(net);
+  dp::DataParallel<Mlp> model(net,
+                              dp::DataParallelOptions().devices(test::cpu(2)));
+  const auto x = torch::randn({6, 4});
+  const auto mean_square = [](const torch::Tensor& y, const torch::Tensor&) {
+    return y.to(torch::kFloat).pow(2).mean();
+  };
+  const auto plain = [&](auto& m) { mean_square(m(x), x).backward(); };
+  at::autocast::set_autocast_dtype(at::kCPU, torch::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  if (plain_first) {
+    plain(model);
+  }
+  model->forward_backward(mean_square, x, x);
+  if (!plain_first) {
+    plain(model);
+  }
+  plain(single);
+  plain(single);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  for (const auto& item : net->named_parameters()) {
+    test::check_equal(item.key(), item.value().grad(),
+                      single->named_parameters()[item.key()].grad(), 1e-2);
+  }
+}

@@ -1,0 +1,408 @@
+#include <dataparallel/data_parallel.h>
+#include <torch/torch.h>
+
+#include <string>
+
+#include "support/catch.h"
+#include "support/device_lists.h"
+#include "support/networks.h"
+#include "support/oracle.h"
+
+// "Like autograd, not beside it": everything that one can do with a graph and
+// with parameters, on one device and on several.
+
+namespace {
+
+namespace dp = dataparallel;
+using Catch::Matchers::Contains;
+using test::Mlp;
+
+/// A network, its oracle, and the network wrapped on `devices`.
+template <class Net>
+struct Pair {
+  template <class... Args>
+  explicit Pair(const test::Devices& devices, Args&&... args)
+      : device(devices[0]),
+        net(test::make<Net>(device, std::forward<Args>(args)...)),
+        single(test::twin(net)),
+        model(net, dp::DataParallelOptions().devices(devices)) {}
+  torch::Device device;
+  Net net;
+  Net single;
+  dp::DataParallel<Net> model;
+};
+
+torch::Tensor batch_on(torch::Device device, int64_t samples = 7) {
+  torch::manual_seed(7);
+  return torch::randn({samples, 4}, test::float64_on(device));
+}
+
+/// (|d output / d input| - 1)^2.
+template <class Model>
+torch::Tensor gradient_penalty(Model& model, const torch::Tensor& batch) {
+  const torch::Tensor x = batch.detach().clone().requires_grad_();
+  const auto gradient = torch::autograd::grad({model(x).pow(2).sum()}, {x}, {},
+                                              /*retain_graph=*/true,
+                                              /*create_graph=*/true);
+  return (gradient[0].norm() - 1).pow(2);
+}
+
+}  // namespace
+
+TEST_CASE("a gradient penalty gives the gradients of one device",
+          "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  test::NoRaces no_races;
+  Pair<Mlp> both(devices);
+  const auto x = batch_on(both.device);
+  const auto got = gradient_penalty(both.model, x);
+  const auto expected = gradient_penalty(both.single, x);
+  test::check_equal("penalty", got, expected, 1e-9);
+  got.backward();
+  expected.backward();
+  test::check_same_gradients(*both.net, *both.single, 1e-9);
+}
+
+TEST_CASE("grad over parameters with the graph kept can be differentiated",
+          "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  test::NoRaces no_races;
+  Pair<Mlp> both(devices);
+  const auto x = batch_on(both.device);
+  const auto second_order = [&](auto& model, Mlp& net) {
+    const auto gradients = torch::autograd::grad(
+        {model(x).pow(2).sum()}, net->parameters(), {}, true, true);
+    torch::Tensor norm = torch::zeros({}, test::float64_on(both.device));
+    for (const torch::Tensor& gradient : gradients) {
+      norm = norm + gradient.pow(2).sum();
+    }
+    norm.backward();
+    return gradients;
+  };
+  const auto got = second_order(both.model, both.net);
+  const auto expected = second_order(both.single, both.single);
+  for (size_t i = 0; i < got.size(); ++i) {
+    test::check_equal("first order", got[i], expected[i]);
+  }
+  test::check_same_gradients(*both.net, *both.single, 1e-9);
+}
+
+TEST_CASE("a second derivative is whole after a forward_backward in between",
+          "[gradients]") {
+  // Its product saves the weight itself, not a view of it.
+  struct ScaleImpl : torch::nn::Cloneable<ScaleImpl> {
+    ScaleImpl() { reset(); }
+    void reset() override {
+      weight = register_parameter("weight", torch::rand({4}));
+    }
+    torch::Tensor forward(const torch::Tensor& x) {
+      return torch::tanh(x * weight);
+    }
+    torch::Tensor weight;
+  };
+  TORCH_MODULE(Scale);
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Pair<Scale> both(devices);
+  const auto x = batch_on(both.device).requires_grad_();
+  const auto penalty = [&](auto& model, auto&& between) {
+    const auto y = model(x);
+    between();
+    const auto gradient =
+        torch::autograd::grad({y.pow(2).sum()}, {x}, {}, true, true);
+    gradient[0].pow(2).sum().backward();
+  };
+  penalty(both.model, [&] {
+    both.model->forward_backward(
+        [](const torch::Tensor& y, const torch::Tensor&) { return y.mean(); },
+        x.detach(), x.detach());
+    both.net->zero_grad();
+  });
+  penalty(both.single, [] {});
+  test::check_same_gradients(*both.net, *both.single, 1e-9);
+}
+
+TEST_CASE("backward twice over a retained graph adds the same again",
+          "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  test::NoRaces no_races;
+  Pair<Mlp> both(devices);
+  const auto x = batch_on(both.device);
+  const auto twice = [&](auto& model) {
+    const auto loss = model(x).pow(2).mean();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+  };
+  twice(both.model);
+  twice(both.single);
+  test::check_same_gradients(*both.net, *both.single);
+}
+
+TEST_CASE("backward twice over a graph not retained is an error",
+          "[gradients][errors]") {
+  Pair<Mlp> both(test::cpu(3));
+  const auto loss = both.model(batch_on(both.device)).pow(2).mean();
+  loss.backward();
+  CHECK_THROWS_WITH(loss.backward(),
+                    Contains("backward through the graph a second time"));
+}
+
+TEST_CASE("two forwards before one backward, in train and in eval mode",
+          "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  const bool training = GENERATE(false, true);
+  INFO(test::name(devices) << (training ? "train" : "eval"));
+  test::NoRaces no_races;
+  Pair<test::ConvNet> both(devices);
+  both.net->train(training);
+  both.single->train(training);
+  const auto x = torch::randn({4, 2, 5, 5}, test::float64_on(both.device));
+  if (training) {
+    // Each replica normalizes its own chunk: the oracle is one chunk.
+    const auto loss = both.model(x).sum() + both.model(x * 2).sum();
+    CHECK_NOTHROW(loss.backward());
+    CHECK(both.net->norm->num_batches_tracked.item<int64_t>() == 2);
+    return;
+  }
+  const auto step = [&](auto& model) {
+    (model(x).pow(2).mean() + model(x * 2).pow(2).mean()).backward();
+  };
+  step(both.model);
+  step(both.single);
+  test::check_same_gradients(*both.net, *both.single);
+}
+
+TEST_CASE("an update between forward and backward is an error",
+          "[gradients][errors]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Pair<Mlp> both(devices);
+  const auto update_between = [&](auto& model, Mlp& net) {
+    const auto loss = model(batch_on(both.device)).pow(2).mean();
+    {
+      torch::NoGradGuard no_grad;
+      net->second->weight.mul_(2);
+    }
+    loss.backward();
+  };
+  const auto text = Contains("modified by an inplace operation");
+  CHECK_THROWS_WITH(update_between(both.single, both.single), text);
+  CHECK_THROWS_WITH(update_between(both.model, both.net), text);
+}
+
+TEST_CASE("an update, then a forward, then the old backward is an error",
+          "[gradients][errors]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Pair<Mlp> both(devices);
+  const auto x = batch_on(both.device);
+  const auto loss = both.model(x).pow(2).mean();
+  {
+    torch::NoGradGuard no_grad;
+    both.net->second->weight.mul_(2);
+    both.model(x);
+  }
+  CHECK_THROWS_WITH(loss.backward(),
+                    Contains("modified by an inplace operation"));
+}
+
+TEST_CASE("backward works after the wrapper is gone", "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Pair<Mlp> both(devices);
+  const auto x = batch_on(both.device);
+  const auto loss = both.model(x).pow(2).mean();
+  both.model = nullptr;
+  loss.backward();
+  both.single(x).pow(2).mean().backward();
+  test::check_same_gradients(*both.net, *both.single);
+}
+
+TEST_CASE("parameters that some or no replicas use", "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  const int64_t positive = GENERATE(0, 1, 3, 8);
+  INFO(test::name(devices) << positive << " positive rows");
+  test::NoRaces no_races;
+  Pair<test::PartlyUsed> both(devices);
+  auto x =
+      test::rows_of_sign(positive, 8 - positive, test::float64_on(both.device));
+  const bool last = GENERATE(false, true);
+  x = last ? x.flip({0}) : x;
+  test::check_same_step(both.model, both.net, both.single,
+                        [&](auto& model) { return model(x); });
+  CHECK_FALSE(both.net->none->weight.grad().defined());
+  CHECK(both.net->some->weight.grad().defined() == (positive > 0));
+}
+
+TEST_CASE("grad of an unused parameter: undefined where allowed, else an error",
+          "[gradients][errors]") {
+  const auto devices = GENERATE(from_range(test::short_device_lists()));
+  Pair<test::PartlyUsed> both(devices);
+  const auto x = test::rows_of_sign(2, 6, test::float64_on(both.device));
+  const std::vector<torch::Tensor> asked{both.net->all->weight,
+                                         both.net->none->weight};
+  const auto gradients = torch::autograd::grad({both.model(x).sum()}, asked, {},
+                                               std::nullopt, false,
+                                               /*allow_unused=*/true);
+  CHECK(gradients[0].defined());
+  CHECK_FALSE(gradients[1].defined());
+  CHECK_THROWS_WITH(torch::autograd::grad({both.model(x).sum()}, asked),
+                    Contains("not have been used in the graph"));
+}
+
+TEST_CASE("a hook on a parameter runs once with the whole gradient",
+          "[gradients][hooks]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  const bool before = GENERATE(false, true);
+  INFO(test::name(devices) << (before ? "before" : "after") << " the forward");
+  Pair<Mlp> both(devices);
+  const auto x = batch_on(both.device);
+  int calls = 0;
+  torch::Tensor seen;
+  const auto add_hook = [&] {
+    both.net->first->weight.register_hook([&](const torch::Tensor& gradient) {
+      ++calls;
+      seen = gradient.clone();
+      return gradient * 2;
+    });
+  };
+  if (before) {
+    add_hook();
+  }
+  const auto loss = both.model(x).pow(2).mean();
+  if (!before) {
+    add_hook();
+  }
+  loss.backward();
+  both.single(x).pow(2).mean().backward();
+  CHECK(calls == 1);
+  const torch::Tensor whole = both.single->first->weight.grad();
+  test::check_equal("seen by the hook", seen, whole);
+  test::check_equal("kept", both.net->first->weight.grad(), whole * 2);
+}
+
+TEST_CASE("a hook on a parameter that no replica uses is not called",
+          "[gradients][hooks]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  const bool early = GENERATE(false, true);
+  INFO(test::name(devices) << (early ? "before" : "after") << " wrapping");
+  test::NoRaces no_races;
+  int calls = 0;
+  const auto hook = [&calls](test::PartlyUsed& net) {
+    net->none->weight.register_hook([&calls](const torch::Tensor& gradient) {
+      ++calls;
+      return gradient * 2;  // fails for an undefined one
+    });
+  };
+  auto net = test::make<test::PartlyUsed>(devices[0]);
+  if (early) {
+    hook(net);
+  }
+  dp::DataParallel<test::PartlyUsed> model(
+      net, dp::DataParallelOptions().devices(devices));
+  const auto x = test::rows_of_sign(2, 6, test::float64_on(devices[0]));
+  if (!early) {
+    model(x);
+    hook(net);
+  }
+  model(x).pow(2).mean().backward();
+  model->forward_backward(
+      [](const torch::Tensor& y, const torch::Tensor&) { return y.mean(); }, x,
+      x);
+  CHECK(calls == 0);
+  CHECK_FALSE(net->none->weight.grad().defined());
+  CHECK(net->all->weight.grad().defined());
+}
+
+TEST_CASE("a parameter used several times: a hundred runs agree bit for bit",
+          "[gradients]") {
+  struct ReusedImpl : torch::nn::Cloneable<ReusedImpl> {
+    ReusedImpl() { reset(); }
+    void reset() override {
+      layer = register_module("layer", torch::nn::Linear(4, 4));
+    }
+    torch::Tensor forward(torch::Tensor x) {
+      for (int i = 0; i < 4; ++i) {
+        x = torch::tanh(layer(x));
+      }
+      return x;
+    }
+    torch::nn::Linear layer{nullptr};
+  };
+  TORCH_MODULE(Reused);
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  torch::manual_seed(5);
+  Reused net;
+  net->to(devices[0]);
+  dp::DataParallel<Reused> model(net,
+                                 dp::DataParallelOptions().devices(devices));
+  const auto x = torch::randn({13, 4}, devices[0]);
+  const bool in_replicas = GENERATE(false, true);
+  torch::Tensor first;
+  int different = 0;
+  for (int run = 0; run < 100; ++run) {
+    net->zero_grad();
+    if (in_replicas) {
+      model->forward_backward(
+          [](const torch::Tensor& y, const torch::Tensor&) {
+            return y.pow(2).mean();
+          },
+          x, x);
+    } else {
+      model(x).pow(2).mean().backward();
+    }
+    const torch::Tensor gradient = net->layer->weight.grad().clone();
+    first = first.defined() ? first : gradient;
+    different += !test::same_bits(gradient, first);
+  }
+  CHECK(different == 0);
+}
+
+TEST_CASE("frozen parameters get no gradient, in any order of freezing",
+          "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Pair<Mlp> both(devices);
+  const auto x = batch_on(both.device);
+  const auto step = [&] {
+    test::check_same_step(both.model, both.net, both.single,
+                          [&](auto& model) { return model(x); });
+  };
+  const auto freeze = [&](const std::string& name, bool frozen) {
+    both.net->named_parameters()[name].requires_grad_(!frozen);
+    both.single->named_parameters()[name].requires_grad_(!frozen);
+    both.net->zero_grad();
+  };
+  step();
+  freeze("first.weight", true);
+  step();
+  freeze("second.bias", true);
+  freeze("first.weight", false);
+  step();
+}
+
+TEST_CASE("any bucket size gives the same gradients", "[gradients]") {
+  const auto devices = GENERATE(from_range(test::short_device_lists()));
+  INFO(test::name(devices));
+  auto net = test::make<Mlp>(devices[0]);
+  const auto x = batch_on(devices[0]);
+  std::vector<torch::Tensor> first;
+  for (const int64_t bytes : {int64_t{1}, int64_t{200}, int64_t{1} << 30}) {
+    net->zero_grad();
+    dp::DataParallel<Mlp> model(
+        net, dp::DataParallelOptions().devices(devices).bucket_bytes(bytes));
+    model(x).pow(2).mean().backward();
+    std::vector<torch::Tensor> gradients;
+    for (const torch::Tensor& parameter : net->parameters()) {
+      gradients.push_back(parameter.grad().clone());
+    }
+    first = first.empty() ? gradients : first;
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      CHECK(test::same_bits(gradients[i], first[i]));
+    }
+  }
+}
