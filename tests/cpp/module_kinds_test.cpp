@@ -36,8 +36,9 @@ torch::jit::Module scripted(torch::Device device) {
   const auto options = test::float64_on(device);
   const auto values = [&] { return torch::randn({3}, options); };
   torch::jit::Module module("scripted");
-  module.register_parameter("weight", torch::randn({4, 3}, options), false);
-  module.register_parameter("bias", values(), false);
+  module.register_parameter(
+      "weight", torch::randn({4, 3}, options).requires_grad_(), false);
+  module.register_parameter("bias", values().requires_grad_(), false);
   module.register_buffer("offset", values());
   module.register_attribute("training", c10::BoolType::get(), true);
   module.register_attribute("scale", c10::FloatType::get(), 1.5);
@@ -281,7 +282,7 @@ TEST_CASE("a scripted module is loaded, wrapped and saved again",
 TEST_CASE("a scripted module of two outputs gives a tuple",
           "[module_kinds][jit]") {
   torch::jit::Module net("two");
-  net.define("def forward(self, x, s: str):\n  return x * 2, {s: x.sum(1)}");
+  net.define("def forward(self, x, s: str):\n  return x * 2, {s: x.sum(1)}\n");
   dp::DataParallel<torch::jit::Module> model(net, on(test::cpu(3)));
   const auto x = batch_on(torch::kCPU);
   const c10::IValue result = model(x, std::string("key"));
@@ -294,7 +295,7 @@ TEST_CASE("a scripted module of two outputs gives a tuple",
 TEST_CASE("an error in a scripted replica names the replica",
           "[module_kinds][jit][errors]") {
   torch::jit::Module net("fails");
-  net.define("def forward(self, x):\n  return torch.mm(x, x)");
+  net.define("def forward(self, x):\n  return torch.mm(x, x)\n");
   dp::DataParallel<torch::jit::Module> model(net, on(test::cpu(2)));
   CHECK_THROWS_WITH(model(batch_on(torch::kCPU)), Contains("replica 0 on cpu"));
 }
@@ -331,12 +332,13 @@ TEST_CASE("a scripted recurrent layer trains as on one device",
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
   const auto options = test::float64_on(devices[0]);
+  const auto trained = options.requires_grad(true);
   torch::manual_seed(3);
   torch::jit::Module net("recurrent");
-  net.register_parameter("w_ih", torch::randn({20, 4}, options), false);
-  net.register_parameter("w_hh", torch::randn({20, 5}, options), false);
-  net.register_parameter("b_ih", torch::randn({20}, options), false);
-  net.register_parameter("b_hh", torch::randn({20}, options), false);
+  net.register_parameter("w_ih", torch::randn({20, 4}, trained), false);
+  net.register_parameter("w_hh", torch::randn({20, 5}, trained), false);
+  net.register_parameter("b_ih", torch::randn({20}, trained), false);
+  net.register_parameter("b_hh", torch::randn({20}, trained), false);
   net.define(R"(
 def forward(self, x):
     zeros = torch.zeros([1, x.size(0), 5], dtype=x.dtype, device=x.device)
