@@ -118,12 +118,14 @@ std::vector<at::Tensor> shares_of(const std::vector<at::Tensor>& weights,
 
 at::Tensor weighted_sum(const std::vector<at::Tensor>& losses,
                         const std::vector<at::Tensor>& shares,
-                        at::Device target) {
+                        at::Device target, bool shares_may_be_zero) {
   at::Tensor sum;
   for (size_t i = 0; i < losses.size(); ++i) {
-    const at::Tensor term =
-        losses[i].to(target) *
-        shares[i].to(target, losses[i].scalar_type());
+    const at::Tensor share = shares[i].to(target, losses[i].scalar_type());
+    at::Tensor term = losses[i].to(target) * share;
+    if (shares_may_be_zero) {
+      term = at::where(share == 0, at::zeros_like(share), term);
+    }
     sum = sum.defined() ? sum + term : term;
   }
   return sum;

@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <dataparallel/replicate.h>
 #include <torch/csrc/autograd/variable.h>
@@ -8,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "detail/flat_bucket.h"
 #include "detail/gradient_bridge.h"
@@ -47,6 +49,7 @@ struct Snapshot {
   at::ScalarType dtype;
   at::Device device;
   bool requires_grad;
+  bool hooked;
   const torch::autograd::Node* grad_fn;
 };
 
@@ -63,6 +66,11 @@ const torch::autograd::Node* grad_fn_of(const at::Tensor& tensor) {
   return meta == nullptr ? nullptr : meta->grad_fn_.get();
 }
 
+bool has_hooks(const at::Tensor& tensor) {
+  const auto* meta = get_autograd_meta(tensor);
+  return meta != nullptr && !meta->hooks_.empty();
+}
+
 Snapshot snapshot(const at::Tensor& tensor) {
   const bool strided = is_strided(tensor);
   return {tensor.unsafeGetTensorImpl(),
@@ -72,14 +80,15 @@ Snapshot snapshot(const at::Tensor& tensor) {
           tensor.scalar_type(),
           tensor.device(),
           tensor.requires_grad(),
+          has_hooks(tensor),
           grad_fn_of(tensor)};
 }
 
 bool same(const Snapshot& seen, const at::Tensor& tensor) {
   return seen.data == data_of(tensor) &&
          seen.requires_grad == tensor.requires_grad() &&
-         seen.dtype == tensor.scalar_type() &&
-         seen.device == tensor.device() &&
+         seen.dtype == tensor.scalar_type() && seen.device == tensor.device() &&
+         seen.hooked == has_hooks(tensor) &&
          seen.grad_fn == grad_fn_of(tensor) &&
          tensor.sizes() == at::IntArrayRef(seen.sizes) &&
          (!is_strided(tensor) ||
@@ -125,6 +134,15 @@ void clear_edge(const at::Tensor& tensor) {
   }
 }
 
+std::unordered_map<const at::TensorImpl*, int64_t> names_by_tensor(
+    const std::vector<NamedTensor>& tensors) {
+  std::unordered_map<const at::TensorImpl*, int64_t> names;
+  for (const NamedTensor& item : tensors) {
+    ++names[item.tensor.unsafeGetTensorImpl()];
+  }
+  return names;
+}
+
 std::string shape_of(const at::Tensor& tensor) {
   return c10::str(tensor.sizes(), " ", tensor.scalar_type());
 }
@@ -140,7 +158,8 @@ struct ReplicaSet::Impl {
         modules(std::move(replicas)) {}
 
   void collect(bool made_by_user);
-  void collect_kind(bool parameters, bool made_by_user);
+  void collect_kind(bool parameters, bool made_by_user,
+                    std::unordered_set<const at::TensorImpl*>& taken);
   void lay_out();
   void lay_out_values();
   void lay_out_edges();
@@ -170,12 +189,16 @@ struct ReplicaSet::Impl {
 
 void ReplicaSet::Impl::collect(bool made_by_user) {
   entries.clear();
-  collect_kind(/*parameters=*/true, made_by_user);
-  collect_kind(/*parameters=*/false, made_by_user);
+  std::unordered_set<const at::TensorImpl*> taken;
+  collect_kind(/*parameters=*/true, made_by_user, taken);
+  collect_kind(/*parameters=*/false, made_by_user, taken);
 }
 
 // Compares each replica with the original; see "checked" in `Replicas`.
-void ReplicaSet::Impl::collect_kind(bool parameters, bool made_by_user) {
+// `taken`: the tensors of the original and of the replicas before.
+void ReplicaSet::Impl::collect_kind(
+    bool parameters, bool made_by_user,
+    std::unordered_set<const at::TensorImpl*>& taken) {
   const char* kind = parameters ? "parameter" : "buffer";
   const auto tensors_of = [&](size_t replica) {
     return parameters ? modules[replica]->parameters()
@@ -202,13 +225,16 @@ void ReplicaSet::Impl::collect_kind(bool parameters, bool made_by_user) {
                          {}});
     }
     entry_of.push_back(found->second);
+    taken.insert(item.tensor.unsafeGetTensorImpl());
   }
+  const auto names_of = names_by_tensor(originals);
   const char* ways_out = made_by_user
                              ? "; the factory must build the same module"
                              : "; register everything in reset(), or pass a "
                                "factory that makes a replica for a device";
   for (size_t replica = 1; replica < devices.size(); ++replica) {
     const auto copies = tensors_of(replica);
+    const auto names_of_copy = names_by_tensor(copies);
     std::unordered_map<std::string, at::Tensor> by_name;
     for (const NamedTensor& item : copies) {
       by_name.emplace(item.name, item.tensor);
@@ -225,6 +251,11 @@ void ReplicaSet::Impl::collect_kind(bool parameters, bool made_by_user) {
                        kind, " ", item.name, " of ", modules[0]->type_name(),
                        " is ", shape_of(item.tensor), ", but ", shape_of(copy),
                        " in its replica ", replica, ways_out);
+      TORCH_CHECK_TYPE(taken.count(copy.unsafeGetTensorImpl()) == 0, function,
+                       ": ", kind, " ", item.name, " of ",
+                       modules[0]->type_name(),
+                       " is the same tensor in its replica ", replica,
+                       " and in one before, expected one each", ways_out);
       const auto [tie, fresh] =
           stands_for.emplace(copy.unsafeGetTensorImpl(), entry_of[i]);
       TORCH_CHECK_TYPE(tie->second == entry_of[i], function, ": ", kind, " ",
@@ -235,11 +266,19 @@ void ReplicaSet::Impl::collect_kind(bool parameters, bool made_by_user) {
       auto& handles = entries[entry_of[i]].copies[replica];
       // A member that was assigned after registration: forward uses a tensor
       // that the registry does not know, which a clone cannot follow. Such a
-      // registered tensor has fewer holders than its fresh clone: this
-      // function holds two of each, the entry one more of the original.
+      // registered tensor has fewer holders than its fresh clone. Not counted:
+      // the lists here, one a name in `originals`, two in `copies` and
+      // `by_name`; the entry; and the original's gradient accumulator. Not
+      // seen where an optimizer, say, holds the registered tensor too.
       if (parameters && !made_by_user && fresh) {
-        const auto holders = item.tensor.use_count() - 2;
-        const auto expected = copy.use_count() - 2;
+        const auto names = names_of.at(item.tensor.unsafeGetTensorImpl());
+        const bool accumulator =
+            torch::autograd::impl::try_get_grad_accumulator(item.tensor) !=
+            nullptr;
+        const auto holders = static_cast<int64_t>(item.tensor.use_count()) -
+                             names - 1 - (accumulator ? 1 : 0);
+        const auto expected = static_cast<int64_t>(copy.use_count()) -
+                              2 * names_of_copy.at(copy.unsafeGetTensorImpl());
         TORCH_CHECK_TYPE(
             holders >= expected, function, ": parameter ", item.name, " of ",
             modules[0]->type_name(),
@@ -251,9 +290,12 @@ void ReplicaSet::Impl::collect_kind(bool parameters, bool made_by_user) {
       by_name.erase(found);
     }
     TORCH_CHECK_TYPE(by_name.empty(), function, ": ", kind, " ",
-                     by_name.begin()->first, " is in replica ", replica,
-                     " of ", modules[0]->type_name(),
-                     ", but not in the original", ways_out);
+                     by_name.begin()->first, " is in replica ", replica, " of ",
+                     modules[0]->type_name(), ", but not in the original",
+                     ways_out);
+    for (const NamedTensor& item : copies) {
+      taken.insert(item.tensor.unsafeGetTensorImpl());
+    }
   }
 }
 
@@ -375,24 +417,36 @@ void ReplicaSet::Impl::lay_out_edges() {
     return replica == 0 ? entry.original.detach()
                         : entry.copies[replica].front().detach();
   };
+  // The accumulators behind a bucket's node all run, those of unused
+  // parameters with an undefined gradient, and so do hooks on these; one device
+  // calls none. So a parameter with hooks has a node of its own.
+  std::vector<std::vector<size_t>> runs;
+  std::vector<size_t> plain;
   std::vector<at::Tensor> originals;
   for (const size_t i : wanting) {
-    originals.push_back(entries[i].original);
+    if (entries[i].seen.hooked) {
+      runs.push_back({i});
+    } else {
+      plain.push_back(i);
+      originals.push_back(entries[i].original);
+    }
   }
   for (const auto& [first, count] : split_by_bytes(originals, bucket_bytes)) {
+    runs.emplace_back(plain.begin() + first, plain.begin() + first + count);
+  }
+  for (const std::vector<size_t>& run : runs) {
     std::vector<std::vector<at::Tensor>> placeholders(devices.size());
     std::vector<at::Tensor> of_bucket;
-    for (int64_t i = first; i < first + count; ++i) {
-      of_bucket.push_back(originals[i]);
+    for (const size_t i : run) {
+      of_bucket.push_back(entries[i].original);
       for (size_t replica = 0; replica < devices.size(); ++replica) {
-        placeholders[replica].push_back(
-            placeholder(entries[wanting[i]], replica));
+        placeholders[replica].push_back(placeholder(entries[i], replica));
       }
     }
     const auto edges = make_bridge(of_bucket, placeholders);
-    for (int64_t i = 0; i < count; ++i) {
+    for (size_t k = 0; k < run.size(); ++k) {
       for (const auto& of_replica : edges) {
-        entries[wanting[first + i]].to_original.push_back(of_replica[i]);
+        entries[run[k]].to_original.push_back(of_replica[k]);
       }
     }
   }
@@ -536,6 +590,18 @@ void ReplicaSet::clear_stashes() {
   for (const auto& stash : impl_->stashes) {
     stash->clear();
   }
+}
+
+StashScope::StashScope(ReplicaSet& set) : set_(set) {
+  at::autocast::clear_cache();
+  set_.clear_stashes();
+  set_.set_gradients(ReplicaSet::Gradients::kToStashes);
+}
+
+StashScope::~StashScope() {
+  at::autocast::clear_cache();
+  set_.clear_stashes();
+  set_.set_gradients(ReplicaSet::Gradients::kToOriginals);
 }
 
 std::vector<std::pair<at::Tensor, at::Tensor>> ReplicaSet::take_gradients() {

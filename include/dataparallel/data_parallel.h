@@ -170,10 +170,12 @@ DATAPARALLEL_EXPORT void check_loss(const at::Tensor& loss);
 DATAPARALLEL_EXPORT std::vector<at::Tensor> shares_of(
     const std::vector<at::Tensor>& weights, at::Device target);
 
-/// `losses[i] * shares[i]`, summed on `target` in order.
+/// `losses[i] * shares[i]`, summed on `target` in order. A loss whose share is
+/// 0, a mean over nothing, counts for nothing, even if it is not a number.
 DATAPARALLEL_EXPORT at::Tensor weighted_sum(
     const std::vector<at::Tensor>& losses,
-    const std::vector<at::Tensor>& shares, at::Device target);
+    const std::vector<at::Tensor>& shares, at::Device target,
+    bool shares_may_be_zero = false);
 
 /// A float64 scalar on the CPU.
 DATAPARALLEL_EXPORT at::Tensor scalar(double value);
@@ -253,7 +255,7 @@ class DataParallelImpl : public detail::WrapperBase {
     auto call = detail::scatter_call(devices(), options_.scatter(),
                                      argument_names(sizeof...(Args)),
                                      std::forward<Args>(args)...);
-    prepare(call.chunks, detail::ReplicaSet::Gradients::kToOriginals);
+    prepare(call.chunks);
     if constexpr (std::is_void_v<Returned>) {
       run(call, [&](int64_t, auto&&... parts) {
         Traits::template forward<Result>(
@@ -295,7 +297,7 @@ class DataParallelImpl : public detail::WrapperBase {
                   const Targets& targets) {
     std::lock_guard lock(mutex_);
     return with_call(inputs, targets, [&](auto& call) {
-      prepare(call.chunks, detail::ReplicaSet::Gradients::kToOriginals);
+      prepare(call.chunks);
       const std::vector<at::Tensor> inputs = first_inputs(call);
       auto losses = run_losses(call, loss_fn, [](auto&, int64_t) {});
       if (call.chunks.size() > 1 && at::GradMode::is_enabled()) {
@@ -349,8 +351,7 @@ class DataParallelImpl : public detail::WrapperBase {
     return names;
   }
 
-  void prepare(const std::vector<detail::Chunk>& chunks,
-               detail::ReplicaSet::Gradients gradients) {
+  void prepare(const std::vector<detail::Chunk>& chunks) {
     if (chunks.size() == 1) {
       return;  // the module itself does all the work
     }
@@ -359,7 +360,6 @@ class DataParallelImpl : public detail::WrapperBase {
     } else {
       replicas_.set().refresh_edges();
     }
-    replicas_.set().set_gradients(gradients);
   }
 
   /// Calls `body(position, module, arguments...)` for each chunk of `call`.
@@ -466,7 +466,7 @@ class DataParallelImpl : public detail::WrapperBase {
     }
     return detail::weighted_sum(
         values, detail::shares_of(weights(call, losses), output_device_),
-        output_device_);
+        output_device_, losses.front().weight.defined());
   }
 
   template <class... Args>
@@ -492,8 +492,8 @@ class DataParallelImpl : public detail::WrapperBase {
       detail::run_backward(losses.front().loss);
       return losses.front().loss.detach().to(output_device_);
     }
-    prepare(call.chunks, detail::ReplicaSet::Gradients::kToStashes);
-    replicas_.set().clear_stashes();
+    prepare(call.chunks);
+    detail::StashScope stashes(replicas_.set());
     detail::CutGraph cut;
     for (auto& part : call.parts) {
       std::apply([&](auto&... kept) { (visit_nested(kept, cut), ...); }, part);
@@ -509,7 +509,9 @@ class DataParallelImpl : public detail::WrapperBase {
       losses = run_losses(call, loss_fn, [](auto&, int64_t) {});
       const auto shares = detail::shares_of(weights(call, losses), at::kCPU);
       run(call, [&](int64_t at, auto&&...) {
-        backward(losses[at], shares[at]);
+        if (shares[at].template item<double>() != 0) {
+          backward(losses[at], shares[at]);
+        }
       });
     } else {
       losses = run_losses(

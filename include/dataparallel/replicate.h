@@ -60,6 +60,19 @@ class DATAPARALLEL_EXPORT ReplicaSet {
   std::unique_ptr<Impl> impl_;
 };
 
+/// While it lives, gradients go to the stashes. Autocast's cache is emptied at
+/// both ends: it keeps casts of the module's weights together with their edges.
+class DATAPARALLEL_EXPORT StashScope {
+ public:
+  explicit StashScope(ReplicaSet& set);
+  ~StashScope();
+  StashScope(const StashScope&) = delete;
+  StashScope& operator=(const StashScope&) = delete;
+
+ private:
+  ReplicaSet& set_;
+};
+
 }  // namespace detail
 
 /// Replicas of a module, one a device, kept for as long as this lives.
@@ -110,14 +123,16 @@ class Replicas {
   /// from outside, in C++: plain members and replaced children; after changing
   /// these call `refresh_structure`.
   void refresh() {
-    if (!set_->same_structure()) {
+    if (set_ == nullptr || !set_->same_structure()) {
       refresh_structure();
     }
     set_->refresh();
   }
 
-  /// Makes the replicas anew, from the module as it is now.
+  /// Makes the replicas anew, from the module as it is now. If it throws there
+  /// are none, and the next `refresh` tries again: nothing is ever stale.
   void refresh_structure() {
+    set_.reset();
     modules_.erase(modules_.begin() + 1, modules_.end());
     std::vector<std::unique_ptr<detail::ModuleAccess>> access;
     access.push_back(detail::ModuleTraits<M>::access(modules_[0]));
@@ -133,7 +148,12 @@ class Replicas {
   }
 
   /// For the wrappers: the part that does not depend on the module's type.
-  detail::ReplicaSet& set() { return *set_; }
+  detail::ReplicaSet& set() {
+    if (set_ == nullptr) {
+      refresh_structure();
+    }
+    return *set_;
+  }
 
  private:
   std::string function_;
