@@ -33,7 +33,7 @@ class CMakeBuild(build_ext):
     """Installs what CMake builds into the package."""
 
     def run(self) -> None:
-        """Configures, builds and installs."""
+        """Configure, build and install."""
         if not shutil.which("cmake"):
             raise SystemExit("dataparallel: building needs CMake 3.25 or later on PATH")
         build_dir = Path(os.environ.get("DATAPARALLEL_BUILD_DIR", self.build_temp))
