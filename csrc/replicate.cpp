@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dataparallel/replicate.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -168,6 +169,7 @@ struct ReplicaSet::Impl {
   bool follow_originals();
   void copy_values();
   void put_edges();
+  std::vector<c10::Stream> current_streams() const;
   bool shares(const Entry& entry, size_t replica) const;
 
   std::string function;
@@ -182,6 +184,8 @@ struct ReplicaSet::Impl {
   std::vector<c10::intrusive_ptr<GradientStash>> stashes;
   std::vector<size_t> trained;  // entries in the order of their stash slots
   Gradients gradients = Gradients::kToOriginals;
+  /// The current streams when the autograd nodes were made, which they keep.
+  std::vector<c10::Stream> streams;
   /// By where gradients go: an original's own edge, and replica 0's instead.
   std::map<Gradients, Redirections> redirections;
   std::mutex redirecting;
@@ -316,6 +320,7 @@ void ReplicaSet::Impl::lay_out() {
     entry.seen = snapshot(entry.original);
     entry.homes.assign(devices.size(), at::Tensor());
   }
+  streams = current_streams();
   lay_out_values();
   place_all();
   lay_out_edges();
@@ -372,6 +377,17 @@ void ReplicaSet::Impl::lay_out_values() {
       buckets.push_back(std::move(bucket));
     }
   }
+  // One for all: a second copy of the whole model on the first device would be
+  // for nothing.
+  int64_t pack_bytes = 0;
+  for (const FlatBucket& bucket : buckets) {
+    pack_bytes = std::max(pack_bytes, bucket.bytes());
+  }
+  const at::Tensor pack = at::empty(
+      {pack_bytes}, at::TensorOptions().dtype(at::kByte).device(devices[0]));
+  for (FlatBucket& bucket : buckets) {
+    bucket.set_pack(pack);
+  }
 }
 
 void ReplicaSet::Impl::place(Entry& entry, size_t replica,
@@ -407,12 +423,13 @@ void ReplicaSet::Impl::lay_out_edges() {
       wanting.push_back(i);
     }
   }
-  trained = wanting;
   redirections.clear();
-  if (wanting.empty()) {
-    stashes.clear();
+  stashes.clear();
+  trained.clear();
+  if (wanting.empty() || devices.size() == 1) {
     return;
   }
+  trained = wanting;
   const auto placeholder = [&](const Entry& entry, size_t replica) {
     return replica == 0 ? entry.original.detach()
                         : entry.copies[replica].front().detach();
@@ -450,7 +467,6 @@ void ReplicaSet::Impl::lay_out_edges() {
       }
     }
   }
-  stashes.clear();
   for (size_t replica = 0; replica < devices.size(); ++replica) {
     std::vector<at::Tensor> placeholders;
     for (const size_t i : wanting) {
@@ -483,8 +499,22 @@ void ReplicaSet::Impl::put_edges() {
   }
 }
 
+std::vector<c10::Stream> ReplicaSet::Impl::current_streams() const {
+  std::vector<c10::Stream> current;
+  for (const at::Device& device : devices) {
+    if (!device.is_cpu()) {
+      current.push_back(
+          c10::impl::getDeviceGuardImpl(device.type())->getStream(device));
+    }
+  }
+  return current;
+}
+
 // False if something must be laid out anew.
 bool ReplicaSet::Impl::follow_originals() {
+  if (streams != current_streams()) {
+    return false;
+  }
   for (Entry& entry : entries) {
     if (!same(entry.seen, entry.original)) {
       return false;
