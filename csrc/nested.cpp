@@ -1,5 +1,6 @@
 #include <dataparallel/nested.h>
 
+#include <cmath>
 #include <sstream>
 
 namespace dataparallel {
@@ -170,7 +171,9 @@ c10::IValue merge_ivalues(const std::vector<c10::IValue>& values,
   if (all_plain) {
     bool equal = same_type;
     for (size_t i = 1; equal && i < values.size(); ++i) {
-      equal = values[i] == first;
+      equal = values[i] == first ||
+              (first.isDouble() && std::isnan(first.toDouble()) &&
+               std::isnan(values[i].toDouble()));
     }
     if (equal) {
       return first;

@@ -197,6 +197,14 @@ void WorkerTeam::run(const std::vector<int64_t>& replicas,
     return;
   }
   Impl& team = *impl_;
+  const auto count = static_cast<int64_t>(team.devices.size());
+  for (size_t i = 0; i < replicas.size(); ++i) {
+    TORCH_CHECK_VALUE(replicas[i] < count &&
+                          replicas[i] > (i == 0 ? -1 : replicas[i - 1]),
+                      "parallel_apply: replicas[", i, "] is ", replicas[i],
+                      ", expected one of ", count,
+                      " replicas, each once and in order");
+  }
   TORCH_CHECK(this_team != &team,
               "parallel_apply: called from inside replica ",
               this_replica.value_or(0),

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <sstream>
 
 namespace dataparallel {
 
@@ -150,8 +151,7 @@ void BatchSize::tensor(at::Tensor& tensor, const std::string& path) {
   }
   TORCH_CHECK_VALUE(
       !tensor.is_nested() &&
-          (tensor.layout() == at::kStrided || tensor.is_sparse() ||
-           tensor.is_mkldnn()),
+          (tensor.layout() == at::kStrided || tensor.is_sparse()),
       function_, ": ", path, " has layout ", tensor.layout(),
       tensor.is_nested() ? " (nested)" : "",
       ", which cannot be split; mark it with dataparallel::copy()");
@@ -255,6 +255,12 @@ int64_t Join::next_dim(const std::string& path) {
   return dims_[index];
 }
 
+void Join::finish(const std::string& path) const {
+  TORCH_CHECK_VALUE(dims_.size() <= 1 || met_ == dims_.size(),
+                    "gather: output_dims has ", dims_.size(), " entries, but ",
+                    path, " has ", met_, " tensors");
+}
+
 at::Tensor Join::tensors(const std::vector<at::Tensor>& tensors,
                          const std::string& path) {
   const int64_t asked_dim = next_dim(path);
@@ -278,6 +284,11 @@ at::Tensor Join::tensors(const std::vector<at::Tensor>& tensors,
   }
   all([](const at::Tensor& tensor) {
     return std::string("of dtype ") + c10::toString(tensor.scalar_type());
+  });
+  all([](const at::Tensor& tensor) {
+    std::ostringstream layout;
+    layout << "of layout " << tensor.layout();
+    return layout.str();
   });
   all([](const at::Tensor& tensor) {
     return "of " + std::to_string(tensor.dim()) + " dimensions";
@@ -322,8 +333,10 @@ rnn::PackedSequence Join::packed(
     steps.push_back(part);
     lengths.push_back(part_lengths);
   }
-  return rnn::pack_padded_sequence(at::cat(steps, /*dim=*/1),
-                                   at::cat(lengths, /*dim=*/0),
+  const at::Tensor all_lengths = at::cat(lengths, /*dim=*/0);
+  // Sorted parts are not always sorted together.
+  sorted = sorted && at::diff(all_lengths).le(0).all().item<bool>();
+  return rnn::pack_padded_sequence(at::cat(steps, /*dim=*/1), all_lengths,
                                    /*batch_first=*/false, sorted);
 }
 

@@ -7,6 +7,7 @@
 #include <torch/nn/utils/rnn.h>
 #include <torch/ordered_dict.h>
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <map>
@@ -191,6 +192,17 @@ void check_same(const std::vector<const T*>& values, const std::string& path,
   }
 }
 
+/// Equal, or not a number both.
+template <class T>
+bool same_plain(const T& a, const T& b) {
+  if constexpr (std::floating_point<T>) {
+    if (a != a && b != b) {
+      return true;
+    }
+  }
+  return a == b;
+}
+
 template <class T>
 std::string describe_plain(const T& value) {
   if constexpr (std::convertible_to<T, std::string>) {
@@ -296,7 +308,15 @@ void merge_into(T& result, const std::vector<const T*>& values,
                  index_path(path, i), merger);
     }
   } else if constexpr (Map<T>) {
-    check_same(values, path, merger, describe_keys<T>);
+    check_same(values, path, merger, [&result](const T& map) {
+      bool same = map.size() == result.size();
+      for (const auto& item : result) {
+        same = same && map.contains(item.first);
+      }
+      const std::string keys = describe_keys<T>(map);
+      // Keys that have no text may differ where their descriptions do not.
+      return same || keys != describe_keys<T>(result) ? keys : "other " + keys;
+    });
     for (auto& [key, mapped] : result) {
       const auto& k = key;
       merge_into(mapped,
@@ -322,7 +342,7 @@ void merge_into(T& result, const std::vector<const T*>& values,
                   "a dataparallel::nested_struct or an operator==");
     bool same = true;
     for (const T* value : values) {
-      same = same && *value == result;
+      same = same && same_plain(*value, result);
     }
     if (!same) {
       std::vector<std::string> descriptions;
