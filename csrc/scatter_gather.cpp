@@ -10,9 +10,15 @@ namespace dataparallel {
 
 namespace rnn = torch::nn::utils::rnn;
 
-InputRule split(int64_t dim) { return {InputRule::Kind::kSplit, dim}; }
-InputRule copy() { return {InputRule::Kind::kCopy, 0}; }
-InputRule split_by_sample() { return {InputRule::Kind::kSplitBySample, 0}; }
+InputRule split(int64_t dim) {
+  return {InputRule::Kind::kSplit, dim};
+}
+InputRule copy() {
+  return {InputRule::Kind::kCopy, 0};
+}
+InputRule split_by_sample() {
+  return {InputRule::Kind::kSplitBySample, 0};
+}
 
 ScatterOptions& ScatterOptions::dim(int64_t value) {
   dim_ = value;
@@ -86,9 +92,9 @@ at::Tensor cut(const at::Tensor& tensor, int64_t dim, int64_t start,
                int64_t size) {
   if (tensor.is_sparse()) {
     return tensor.index_select(
-        dim, at::arange(start, start + size,
-                        at::TensorOptions().dtype(at::kLong).device(
-                            tensor.device())));
+        dim, at::arange(
+                 start, start + size,
+                 at::TensorOptions().dtype(at::kLong).device(tensor.device())));
   }
   return tensor.narrow(dim, start, size);
 }
@@ -155,8 +161,7 @@ void BatchSize::tensor(at::Tensor& tensor, const std::string& path) {
       function_, ": ", path, " has layout ", tensor.layout(),
       tensor.is_nested() ? " (nested)" : "",
       ", which cannot be split; mark it with dataparallel::copy()");
-  const int64_t dim =
-      wrapped_dim(tensor, rule.dim, function_, path, "split");
+  const int64_t dim = wrapped_dim(tensor, rule.dim, function_, path, "split");
   agree(tensor.size(dim), path);
 }
 
@@ -226,8 +231,7 @@ void check_shares(const std::string& function,
 
 InputRule rule_of(const ScatterOptions& options, int64_t position) {
   const auto found = options.inputs().find(position);
-  return found == options.inputs().end() ? split(options.dim())
-                                         : found->second;
+  return found == options.inputs().end() ? split(options.dim()) : found->second;
 }
 
 void not_a_list(const std::string& path) {

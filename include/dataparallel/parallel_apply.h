@@ -97,13 +97,12 @@ auto parallel_apply(std::vector<Module>& modules,
       return module(input);
     }
   };
-  using Output = std::decay_t<std::invoke_result_t<decltype(call), Module&,
-                                                   const Input&>>;
+  using Output =
+      std::decay_t<std::invoke_result_t<decltype(call), Module&, const Input&>>;
   TORCH_CHECK_VALUE(
       modules.size() == inputs.size() && inputs.size() == devices.size(),
-      "parallel_apply: there are ", modules.size(), " modules, ",
-      inputs.size(), " inputs and ", devices.size(),
-      " devices, expected as many of each");
+      "parallel_apply: there are ", modules.size(), " modules, ", inputs.size(),
+      " inputs and ", devices.size(), " devices, expected as many of each");
   const auto checked = check_devices("parallel_apply", devices);
   std::vector<int64_t> replicas(modules.size());
   for (size_t i = 0; i < replicas.size(); ++i) {

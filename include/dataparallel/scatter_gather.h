@@ -221,7 +221,8 @@ std::vector<T> scatter(const T& inputs, const std::vector<at::Device>& devices,
     if constexpr (detail::is_specialization<T, std::tuple>) {
       [&]<size_t... I>(std::index_sequence<I...>) {
         (act(std::get<I>(value), I, detail::index_path("inputs", I)), ...);
-      }(std::make_index_sequence<std::tuple_size_v<T>>());
+      }
+      (std::make_index_sequence<std::tuple_size_v<T>>());
     } else {
       act(value, 0, std::string("inputs"));
     }
@@ -271,9 +272,9 @@ T gather(const std::vector<T>& values, at::Device target, int64_t dim = 0,
          std::vector<int64_t> output_dims = {}) {
   TORCH_CHECK_VALUE(!values.empty(),
                     "gather: values is empty, expected one value at least");
-  detail::Join join(check_device("gather", "target", target),
-                    output_dims.empty() ? std::vector<int64_t>{dim}
-                                        : std::move(output_dims));
+  detail::Join join(
+      check_device("gather", "target", target),
+      output_dims.empty() ? std::vector<int64_t>{dim} : std::move(output_dims));
   for (size_t i = 0; i < values.size(); ++i) {
     join.replicas.push_back(static_cast<int64_t>(i));
   }

@@ -20,9 +20,10 @@ using test::Devices;
 using test::message_of;
 
 // First: the simulated devices are not there before something starts them.
-TEST_CASE("without an accelerator the default is one CPU replica for four "
-          "threads, two at least",
-          "[devices]") {
+TEST_CASE(
+    "without an accelerator the default is one CPU replica for four "
+    "threads, two at least",
+    "[devices]") {
   if (torch::cuda::device_count() > 0 || torch::mps::is_available()) {
     return;  // the next test's
   }
@@ -50,8 +51,8 @@ TEST_CASE("a device list of CPUs is taken as it is", "[devices]") {
 TEST_CASE("a CPU with an index is the CPU", "[devices]") {
   CHECK(check_devices("scatter", {torch::Device("cpu:0"), torch::kCPU}) ==
         test::cpu(2));
-  CHECK_FALSE(check_device("gather", "target", torch::Device("cpu:0"))
-                  .has_index());
+  CHECK_FALSE(
+      check_device("gather", "target", torch::Device("cpu:0")).has_index());
 }
 
 TEST_CASE("a bare accelerator is the calling thread's current device",
@@ -61,8 +62,7 @@ TEST_CASE("a bare accelerator is the calling thread's current device",
   for (const torch::Device& current : sim) {
     const c10::DeviceGuard guard(current);
     CHECK(check_device("gather", "target", bare) == current);
-    CHECK(check_devices("scatter", {sim[1], bare}) ==
-          Devices{sim[1], current});
+    CHECK(check_devices("scatter", {sim[1], bare}) == Devices{sim[1], current});
     // Another thread has a current device of its own.
     torch::Device elsewhere = current;
     std::thread([&] {
@@ -88,8 +88,7 @@ TEST_CASE("a device of a kind that this machine lacks is refused by its place",
   const torch::Device absent("fpga:1");
   CHECK(message_of<c10::ValueError>([&] {
           check_devices("scatter", {torch::kCPU, absent});
-        }) ==
-        "scatter: devices[1] is fpga:1, but there are no fpga devices");
+        }) == "scatter: devices[1] is fpga:1, but there are no fpga devices");
   CHECK(message_of<c10::ValueError>([] {
           check_device("gather", "target", torch::Device("fpga"));
         }) == "gather: target is fpga, but there are no fpga devices");
@@ -98,10 +97,10 @@ TEST_CASE("a device of a kind that this machine lacks is refused by its place",
 TEST_CASE("a CUDA device that does not exist is refused with the count",
           "[devices]") {
   const auto count = torch::cuda::device_count();
-  const std::string are = count == 0   ? "are no cuda devices"
-                          : count == 1 ? "is 1 cuda device"
-                                       : "are " + std::to_string(count) +
-                                             " cuda devices";
+  const std::string are =
+      count == 0   ? "are no cuda devices"
+      : count == 1 ? "is 1 cuda device"
+                   : "are " + std::to_string(count) + " cuda devices";
   CHECK(message_of<c10::ValueError>([] {
           check_devices("scatter", {torch::kCPU, torch::Device("cuda:99")});
         }) == "scatter: devices[1] is cuda:99, but there " + are);

@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <array>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <optional>
@@ -38,11 +39,13 @@ struct dataparallel::nested_struct<Batch> {
 
 namespace {
 
-Tensor number(double value) { return torch::tensor(value, torch::kFloat64); }
+Tensor number(double value) {
+  return torch::tensor(value, torch::kFloat64);
+}
 
 PackedSequence packed(double start, bool sorted) {
-  const std::vector<int64_t> lengths = sorted ? std::vector<int64_t>{3, 2}
-                                              : std::vector<int64_t>{2, 3};
+  const std::vector<int64_t> lengths =
+      sorted ? std::vector<int64_t>{3, 2} : std::vector<int64_t>{2, 3};
   return torch::nn::utils::rnn::pack_padded_sequence(
       start + torch::arange(6, torch::kFloat64).reshape({3, 2}),
       torch::tensor(lengths), /*batch_first=*/false,
@@ -60,9 +63,9 @@ class AddHundred : public LeafVisitor {
   }
   void packed(PackedSequence& sequence, const std::string& path) override {
     paths.push_back("packed " + path);
-    sequence = PackedSequence(sequence.data() + 100, sequence.batch_sizes(),
-                              sequence.sorted_indices(),
-                              sequence.unsorted_indices());
+    sequence =
+        PackedSequence(sequence.data() + 100, sequence.batch_sizes(),
+                       sequence.sorted_indices(), sequence.unsorted_indices());
   }
   Paths paths;
 };
@@ -268,9 +271,8 @@ TEMPLATE_TEST_CASE("a map is walked by key", "[nested]",
 TEMPLATE_TEST_CASE("maps merge key by key and must have the same keys",
                    "[nested]", (std::map<std::string, Tensor>),
                    (std::unordered_map<std::string, Tensor>)) {
-  const auto both =
-      merge<TestType>({{{"a", number(1)}, {"b", number(2)}},
-                       {{"b", number(4)}, {"a", number(3)}}});
+  const auto both = merge<TestType>({{{"a", number(1)}, {"b", number(2)}},
+                                     {{"b", number(4)}, {"a", number(3)}}});
   CHECK(both.size() == 2);
   CHECK(is(both.at("a"), {1, 3}));
   CHECK(is(both.at("b"), {2, 4}));
@@ -296,9 +298,9 @@ TEST_CASE("maps whose keys cannot be shown must have the same keys too",
   using Map = std::map<std::pair<int, int>, Tensor>;
   Map value{{{1, 2}, number(1)}};
   CHECK(walk(value) == Paths{"args[…]"});
-  CHECK(is(merge<Map>({{{{1, 2}, number(1)}}, {{{1, 2}, number(2)}}})
-               .at({1, 2}),
-           {1, 2}));
+  CHECK(
+      is(merge<Map>({{{{1, 2}, number(1)}}, {{{1, 2}, number(2)}}}).at({1, 2}),
+         {1, 2}));
   CHECK(merge_error<Map>({{{{1, 2}, number(1)}}, {{{1, 3}, number(2)}}}) ==
         "gather: result is keys […] in replica 0 and other keys […] in "
         "replica 1" +
@@ -338,15 +340,16 @@ TEST_CASE("a user's struct is walked as its tie says", "[nested]") {
   CHECK(is(value.crops[1], 103));
   CHECK(value.name == "train");
 
-  const Batch both = merge<Batch>({{number(1), {number(2)}, "first"},
-                                   {number(3), {number(4)}, "second"}});
+  const Batch both = merge<Batch>(
+      {{number(1), {number(2)}, "first"}, {number(3), {number(4)}, "second"}});
   CHECK(is(both.images, {1, 3}));
   CHECK(is(both.crops.at(0), {2, 4}));
   CHECK(both.name == "first");
-  CHECK(merge_error<Batch>({{number(1), {}, ""}, {number(1), {Tensor()}, ""}}) ==
-        "gather: result[1] is of length 0 in replica 0 and of length 1 in "
-        "replica 1" +
-            kSame);
+  CHECK(
+      merge_error<Batch>({{number(1), {}, ""}, {number(1), {Tensor()}, ""}}) ==
+      "gather: result[1] is of length 0 in replica 0 and of length 1 in "
+      "replica 1" +
+          kSame);
 }
 
 TEST_CASE("containers in containers have paths as the user writes them",
@@ -359,8 +362,8 @@ TEST_CASE("containers in containers have paths as the user writes them",
                  {7, {Batch{number(x + 1), {number(x + 2)}, ""}}}};
   };
   Value value = make(1);
-  CHECK(walk(value) == Paths{"args[0][0][\"a\"]", "args[1][1][0][0]",
-                             "args[1][1][0][1][0]"});
+  CHECK(walk(value) ==
+        Paths{"args[0][0][\"a\"]", "args[1][1][0][0]", "args[1][1][0][1][0]"});
   CHECK(is(*std::get<0>(value)[0]["a"], 101));
   CHECK(is(std::get<1>(value).second[0].crops[0], 103));
 
@@ -418,12 +421,11 @@ TEST_CASE("plain values that differ are refused where the type holds one",
             kSame);
   CHECK(merge_error<std::vector<int>>({{1, 2}, {1, 3}}) ==
         "gather: result[1] is 2 in replica 0 and 3 in replica 1" + kSame);
-  CHECK(merge_error<std::tuple<Tensor, int>>(
-            {{number(1), 1}, {number(1), 2}}) ==
-        "gather: result[1] is 1 in replica 0 and 2 in replica 1" + kSame);
-  CHECK(test::contains(
-      merge_error<std::vector<bool>>({{true}, {false}}),
-      "gather: result is a different value in replica 0"));
+  CHECK(
+      merge_error<std::tuple<Tensor, int>>({{number(1), 1}, {number(1), 2}}) ==
+      "gather: result[1] is 1 in replica 0 and 2 in replica 1" + kSame);
+  CHECK(test::contains(merge_error<std::vector<bool>>({{true}, {false}}),
+                       "gather: result is a different value in replica 0"));
 }
 
 TEST_CASE("messages name the replicas that the values come from", "[nested]") {
@@ -431,8 +433,7 @@ TEST_CASE("messages name the replicas that the values come from", "[nested]") {
   stack.replicas = {0, 3};
   CHECK(message_of<c10::ValueError>([&] {
           merge_nested<int>({1, 2}, "result[1]", stack);
-        }) ==
-        "gather: result[1] is 1 in replica 0 and 2 in replica 3" + kSame);
+        }) == "gather: result[1] is 1 in replica 0 and 2 in replica 3" + kSame);
 }
 
 TEST_CASE("one replica's value merges with nothing", "[nested]") {
@@ -513,9 +514,9 @@ TEST_CASE("an IValue's list is rebuilt with its own type", "[nested]") {
 
 TEST_CASE("an IValue's typed lists of plain values stay typed", "[nested]") {
   const std::vector<IValue> lists{
-      list_of<int64_t>({1, 2}), list_of<double>({1.5}),
+      list_of<int64_t>({1, 2}),     list_of<double>({1.5}),
       list_of<bool>({true, false}), list_of<std::string>({"a"}),
-      list_of<int64_t>({}), list_of<Tensor>({})};
+      list_of<int64_t>({}),         list_of<Tensor>({})};
   for (const IValue& list : lists) {
     IValue value = list;
     CHECK(walk(value).empty());
@@ -570,8 +571,9 @@ TEST_CASE("an IValue's tuple is rebuilt, a named one with its names",
 
   const IValue both = merge<IValue>({named_tuple(1, 2), named_tuple(3, 4)});
   REQUIRE(both.type()->castRaw<c10::TupleType>()->schema() != nullptr);
-  CHECK(both.type()->castRaw<c10::TupleType>()->schema()->arguments()[1].name() ==
-        "y");
+  CHECK(
+      both.type()->castRaw<c10::TupleType>()->schema()->arguments()[1].name() ==
+      "y");
   CHECK(is(both.toTupleRef().elements()[0].toTensor(), {1, 3}));
   CHECK(is(both.toTupleRef().elements()[1].toTensor(), {2, 4}));
 
@@ -604,10 +606,13 @@ TEST_CASE("an IValue inside static containers is walked", "[nested]") {
 }
 
 TEST_CASE("plain values in IValues are left alone", "[nested]") {
-  const std::vector<IValue> values{
-      IValue(),      IValue(3),       IValue(0.5),
-      IValue(true),  IValue("text"),  IValue(c10::complex<double>(1, 2)),
-      IValue(torch::Device("cpu"))};
+  const std::vector<IValue> values{IValue(),
+                                   IValue(3),
+                                   IValue(0.5),
+                                   IValue(true),
+                                   IValue("text"),
+                                   IValue(c10::complex<double>(1, 2)),
+                                   IValue(torch::Device("cpu"))};
   for (const IValue& given : values) {
     CAPTURE(given.tagKind());
     IValue value = given;
@@ -640,8 +645,8 @@ TEST_CASE("plain values in IValues that differ become a list", "[nested]") {
 
 TEST_CASE("a container whose entries become lists gets a type that holds them",
           "[nested]") {
-  const IValue list = merge<IValue>(
-      {list_of<int64_t>({1, 2, 3}), list_of<int64_t>({1, 5, 3})});
+  const IValue list =
+      merge<IValue>({list_of<int64_t>({1, 2, 3}), list_of<int64_t>({1, 5, 3})});
   REQUIRE(list.toListRef().size() == 3);
   CHECK(list.toListRef()[0].toInt() == 1);
   CHECK(list.toListRef()[1].toIntVector() == std::vector<int64_t>{2, 5});
@@ -668,6 +673,22 @@ TEST_CASE("a container whose entries become lists gets a type that holds them",
   const IValue pair = merge<IValue>({tuple(1), tuple(2)});
   CHECK(pair.toTupleRef().elements()[0].toIntVector() ==
         std::vector<int64_t>{1, 2});
+
+  // A named tuple's declared types cannot hold a list: it loses its name.
+  const auto type = c10::TupleType::createNamed(
+      c10::QualifiedName("Counted"), std::vector<std::string>{"n"},
+      std::vector<c10::TypePtr>{c10::IntType::get()});
+  const auto named = [&](int64_t n) {
+    return IValue(c10::ivalue::Tuple::createNamed({IValue(n)}, type));
+  };
+  CHECK(merge<IValue>({named(1), named(1)})
+            .type()
+            ->expectRef<c10::TupleType>()
+            .schema() != nullptr);
+  const IValue counted = merge<IValue>({named(1), named(2)});
+  CHECK(counted.type()->expectRef<c10::TupleType>().schema() == nullptr);
+  CHECK(counted.toTupleRef().elements()[0].toIntVector() ==
+        std::vector<int64_t>{1, 2});
 }
 
 TEST_CASE("a list's type holds its entries when those of an entry changed",
@@ -679,8 +700,7 @@ TEST_CASE("a list's type holds its entries when those of an entry changed",
   };
   const IValue both = merge<IValue>({make(1), make(2)});
   const auto list = both.toList();
-  CHECK(list.get(0).toListRef()[0].toIntVector() ==
-        std::vector<int64_t>{1, 2});
+  CHECK(list.get(0).toListRef()[0].toIntVector() == std::vector<int64_t>{1, 2});
   CHECK(list.get(0).type()->isSubtypeOf(*list.elementType()));
 
   const auto dict = [](int64_t x) {
@@ -705,9 +725,8 @@ TEST_CASE("IValues of other shapes in other replicas are refused", "[nested]") {
         "gather: result is a list of length 1 in replica 0 and a list of "
         "length 0 in replica 1" +
             kSame);
-  CHECK(merge_error<IValue>(
-            {c10::ivalue::Tuple::create({tensor}),
-             c10::ivalue::Tuple::create({tensor, tensor})}) ==
+  CHECK(merge_error<IValue>({c10::ivalue::Tuple::create({tensor}),
+                             c10::ivalue::Tuple::create({tensor, tensor})}) ==
         "gather: result is a tuple of length 1 in replica 0 and a tuple of "
         "length 2 in replica 1" +
             kSame);

@@ -6,12 +6,14 @@
 #include <dataparallel/parallel_apply.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
-#include <new>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -44,11 +46,11 @@ std::vector<int64_t> replicas_of(const Devices& devices) {
 
 /// Calls `body(replica)` for all of `devices`, by `parallel_apply`.
 void run(const Devices& devices, const Body& body) {
-  std::vector<std::function<int(int64_t)>> modules(
-      devices.size(), [&](int64_t replica) {
-        body(replica);
-        return 0;
-      });
+  std::vector<std::function<int(int64_t)>> modules(devices.size(),
+                                                   [&](int64_t replica) {
+                                                     body(replica);
+                                                     return 0;
+                                                   });
   parallel_apply(modules, replicas_of(devices), devices);
 }
 
@@ -149,8 +151,7 @@ TEST_CASE("each module is called with its own input, outputs in order",
     for (size_t i = 0; i < devices.size(); ++i) {
       const auto factor = static_cast<double>(i + 2);
       CHECK(outputs[i].device() == devices[i]);
-      CHECK(test::same(outputs[i],
-                       torch::full({3}, (10.0 + factor) * factor)));
+      CHECK(test::same(outputs[i], torch::full({3}, (10.0 + factor) * factor)));
     }
   }
 }
@@ -219,11 +220,11 @@ TEST_CASE("lists of other lengths are refused", "[parallel_apply]") {
 TEST_CASE("a device that does not exist is refused before any call",
           "[parallel_apply]") {
   std::atomic<int> calls{0};
-  CHECK(message_of<c10::ValueError>([&] {
-          run({torch::kCPU, torch::Device("fpga:1")},
-              [&](int64_t) { ++calls; });
-        }) ==
-        "parallel_apply: devices[1] is fpga:1, but there are no fpga devices");
+  CHECK(
+      message_of<c10::ValueError>([&] {
+        run({torch::kCPU, torch::Device("fpga:1")}, [&](int64_t) { ++calls; });
+      }) ==
+      "parallel_apply: devices[1] is fpga:1, but there are no fpga devices");
   CHECK(calls == 0);
 }
 
@@ -249,13 +250,17 @@ TEST_CASE("replicas that a team does not have are refused",
           "[parallel_apply]") {
   WorkerTeam team(test::cpu(2));
   const Body nothing = [](int64_t) {};
-  CHECK(message_of<c10::ValueError>([&] { team.run({0, 2}, nothing); }) ==
+  CHECK(message_of<c10::ValueError>([&] {
+          team.run({0, 2}, nothing);
+        }) ==
         "parallel_apply: replicas[1] is 2, expected one of 2 replicas, each "
         "once and in order");
   CHECK(message_of<c10::ValueError>([&] { team.run({-1}, nothing); }) ==
         "parallel_apply: replicas[0] is -1, expected one of 2 replicas, each "
         "once and in order");
-  CHECK(message_of<c10::ValueError>([&] { team.run({1, 1}, nothing); }) ==
+  CHECK(message_of<c10::ValueError>([&] {
+          team.run({1, 1}, nothing);
+        }) ==
         "parallel_apply: replicas[1] is 1, expected one of 2 replicas, each "
         "once and in order");
 }
@@ -287,8 +292,7 @@ TEST_CASE("replicas run at the same time inside at::parallel_for",
   CHECK(met == 4);
 }
 
-TEST_CASE("replicas run at the same time inside a worker",
-          "[parallel_apply]") {
+TEST_CASE("replicas run at the same time inside a worker", "[parallel_apply]") {
   std::atomic<int> met{0};
   run(test::cpu(2), [&](int64_t replica) {
     met += replicas_meet(test::cpu(2));
@@ -332,8 +336,8 @@ TEST_CASE("many callers at once get their own results", "[parallel_apply]") {
             parallel_apply(modules, replicas_of(devices), devices);
         bool all = true;
         for (size_t r = 0; r < devices.size(); ++r) {
-          all = all && outputs[r].eq(100 * caller + 10 * i +
-                                     static_cast<int64_t>(r))
+          all = all && outputs[r]
+                           .eq(100 * caller + 10 * i + static_cast<int64_t>(r))
                            .all()
                            .item<bool>();
         }
@@ -491,16 +495,17 @@ TEST_CASE("inference mode is the caller's", "[parallel_apply]") {
   const c10::InferenceMode inference;
   std::vector<std::function<Tensor(int64_t)>> modules(
       2, [](int64_t) { return torch::ones({2}); });
-  for (const Tensor& out : parallel_apply(
-           modules, std::vector<int64_t>{0, 1}, test::cpu(2))) {
+  for (const Tensor& out :
+       parallel_apply(modules, std::vector<int64_t>{0, 1}, test::cpu(2))) {
     CHECK(out.is_inference());
   }
 }
 
 // R09
-TEST_CASE("autocast is the caller's for every device type: flag, dtype and "
-          "cache",
-          "[parallel_apply]") {
+TEST_CASE(
+    "autocast is the caller's for every device type: flag, dtype and "
+    "cache",
+    "[parallel_apply]") {
   for (const auto type : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
     for (const auto dtype : {torch::kFloat16, torch::kBFloat16}) {
       for (const bool cache : {true, false}) {
@@ -550,9 +555,8 @@ TEST_CASE("all replicas compute in the caller's autocast dtype",
 TEST_CASE("anomaly mode is the caller's", "[parallel_apply]") {
   check_state_is_carried(
       [] {
-        return Scope(
-            [] { torch::autograd::AnomalyMode::set_enabled(true); },
-            [] { torch::autograd::AnomalyMode::set_enabled(false); });
+        return Scope([] { torch::autograd::AnomalyMode::set_enabled(true); },
+                     [] { torch::autograd::AnomalyMode::set_enabled(false); });
       },
       test::cpu(3));
 }
@@ -585,19 +589,20 @@ TEST_CASE("the caller's profiler callbacks see the replicas' operators",
   const Devices devices = test::cpu(3);
   const Body work = [](int64_t) { torch::ones({2}).add(1); };
   const auto handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(
-          [](const at::RecordFunction& function)
-              -> std::unique_ptr<at::ObserverContext> {
-            recorded += std::string(function.name()) == "aten::add";
-            return nullptr;
-          })
-          .scopes({at::RecordScope::FUNCTION}));
+      at::RecordFunctionCallback([](const at::RecordFunction& function)
+                                     -> std::unique_ptr<at::ObserverContext> {
+        recorded += std::string(function.name()) == "aten::add";
+        return nullptr;
+      }).scopes({at::RecordScope::FUNCTION}));
   recorded = 0;
+  work(0);
+  const int alone = recorded;
+  CHECK(alone > 0);
   run(devices, work);
-  CHECK(recorded == 3);
+  CHECK(recorded == 4 * alone);
   at::removeCallback(handle);
   run(devices, work);
-  CHECK(recorded == 3);
+  CHECK(recorded == 4 * alone);
 }
 
 TEST_CASE("the current device is the replica's, the streams the caller's",
@@ -746,8 +751,8 @@ TEST_CASE("replicas on accelerators leave the intra-op threads to the CPU's",
 TEST_CASE("the caller's intra-op threads are untouched by a throwing run",
           "[parallel_apply]") {
   const IntraopThreads guard(4);
-  CHECK_THROWS(run(test::cpu(2),
-                   [](int64_t) { throw std::runtime_error("stop"); }));
+  CHECK_THROWS(
+      run(test::cpu(2), [](int64_t) { throw std::runtime_error("stop"); }));
   CHECK(at::get_num_threads() == 4);
 }
 
@@ -818,9 +823,10 @@ TEST_CASE("one replica alone names itself too", "[parallel_apply]") {
   CHECK_FALSE(current_replica().has_value());
 }
 
-TEST_CASE("an exception of the user's own type arrives as it is, with a "
-          "warning",
-          "[parallel_apply]") {
+TEST_CASE(
+    "an exception of the user's own type arrives as it is, with a "
+    "warning",
+    "[parallel_apply]") {
   OwnError caught(0);
   const auto warnings = warnings_of(OwnError(7), &caught);
   CHECK(caught.code == 7);
@@ -867,20 +873,19 @@ TEST_CASE("the lowest replica's exception is the one, whoever throws first",
         }) == "from 1 (replica 1 on cpu)");
 }
 
-TEST_CASE("all workers finish before an exception leaves",
-          "[parallel_apply]") {
+TEST_CASE("all workers finish before an exception leaves", "[parallel_apply]") {
   for (int i = 0; i < 10; ++i) {
     std::atomic<int> finished{0};
-    CHECK_THROWS_AS(run(test::cpu(3),
-                        [&](int64_t replica) {
-                          if (replica == 0) {
-                            throw std::runtime_error("at once");
-                          }
-                          std::this_thread::sleep_for(
-                              std::chrono::milliseconds(20));
-                          ++finished;
-                        }),
-                    std::runtime_error);
+    CHECK_THROWS_AS(
+        run(test::cpu(3),
+            [&](int64_t replica) {
+              if (replica == 0) {
+                throw std::runtime_error("at once");
+              }
+              std::this_thread::sleep_for(std::chrono::milliseconds(20));
+              ++finished;
+            }),
+        std::runtime_error);
     CHECK(finished == 2);
   }
 }

@@ -65,9 +65,8 @@ bool lie_on(const Tensors& parts, const Devices& devices) {
 }
 
 Tensor counted(std::vector<int64_t> shape) {
-  const int64_t numel =
-      std::accumulate(shape.begin(), shape.end(), int64_t{1},
-                      std::multiplies<>());
+  const int64_t numel = std::accumulate(shape.begin(), shape.end(), int64_t{1},
+                                        std::multiplies<>());
   return torch::arange(numel, torch::kFloat64).reshape(shape);
 }
 
@@ -151,7 +150,8 @@ TEST_CASE("a batch is split over the devices and nothing is lost",
       CAPTURE(test::name(devices), samples);
       const Tensor batch = counted({samples, 3});
       const Tensors parts = scatter(batch, devices);
-      CHECK(sizes_of(parts, 0) == without_zeros(dealt(samples, devices.size())));
+      CHECK(sizes_of(parts, 0) ==
+            without_zeros(dealt(samples, devices.size())));
       CHECK(lie_on(parts, devices));
       Tensors back;
       for (const Tensor& part : parts) {
@@ -169,9 +169,9 @@ TEST_CASE("a batch of none is one part on the first device", "[scatter]") {
     REQUIRE(parts.size() == 1);
     CHECK(parts[0].sizes() == Sizes{0, 3});
     CHECK(parts[0].device() == devices[0]);
-    const auto mixed = scatter(
-        std::make_tuple(torch::zeros({0, 3}), std::string("x")), devices,
-        ScatterOptions().inputs({{1, copy()}}));
+    const auto mixed =
+        scatter(std::make_tuple(torch::zeros({0, 3}), std::string("x")),
+                devices, ScatterOptions().inputs({{1, copy()}}));
     CHECK(mixed.size() == 1);
   }
 }
@@ -236,11 +236,11 @@ TEST_CASE("tensors without dimensions and plain values go to every device",
           "[scatter]") {
   for (const Devices& devices : test::device_lists()) {
     CAPTURE(test::name(devices));
-    const auto parts = scatter(
-        std::make_tuple(counted({4}), torch::tensor(2.5), 7,
-                        std::string("text"), std::optional<Tensor>(), Tensor(),
-                        std::vector<int>{1, 2}),
-        devices);
+    const auto parts =
+        scatter(std::make_tuple(counted({4}), torch::tensor(2.5), 7,
+                                std::string("text"), std::optional<Tensor>(),
+                                Tensor(), std::vector<int>{1, 2}),
+                devices);
     CHECK(parts.size() == devices.size());
     for (size_t i = 0; i < parts.size(); ++i) {
       const auto& [batch, scalar, number, text, none, undefined, numbers] =
@@ -301,27 +301,26 @@ TEST_CASE("a table goes whole to each replica, captions by sample",
 
 TEST_CASE("lists of any kind are split by sample", "[scatter]") {
   const auto by_sample = ScatterOptions().inputs({{0, split_by_sample()}});
-  const auto numbers = scatter(std::vector<int>{1, 2, 3}, test::cpu(2),
-                               by_sample);
+  const auto numbers =
+      scatter(std::vector<int>{1, 2, 3}, test::cpu(2), by_sample);
   CHECK(numbers == std::vector<std::vector<int>>{{1, 2}, {3}});
-  const auto flags = scatter(std::vector<bool>{true, false, true},
-                             test::cpu(2), by_sample);
+  const auto flags =
+      scatter(std::vector<bool>{true, false, true}, test::cpu(2), by_sample);
   CHECK(flags == std::vector<std::vector<bool>>{{true, false}, {true}});
 
-  const auto ivalues = scatter(
-      c10::IValue(std::vector<std::string>{"a", "b", "c"}), test::cpu(2),
-      by_sample);
+  const auto ivalues =
+      scatter(c10::IValue(std::vector<std::string>{"a", "b", "c"}),
+              test::cpu(2), by_sample);
   REQUIRE(ivalues.size() == 2);
   CHECK(ivalues[0] == c10::IValue(std::vector<std::string>{"a", "b"}));
   CHECK(ivalues[1] == c10::IValue(std::vector<std::string>{"c"}));
-  CHECK(*ivalues[1].type() ==
-        *c10::ListType::create(c10::StringType::get()));
+  CHECK(*ivalues[1].type() == *c10::ListType::create(c10::StringType::get()));
 
   // The tensors of a list by sample are whole samples: moved, not cut.
   for (const Devices& devices : test::short_device_lists()) {
-    const auto samples = scatter(Tensors{counted({2}), counted({3}),
-                                         counted({4}), counted({5})},
-                                 devices, by_sample);
+    const auto samples =
+        scatter(Tensors{counted({2}), counted({3}), counted({4}), counted({5})},
+                devices, by_sample);
     REQUIRE(samples.size() == 3);
     CHECK(same(samples[0].at(1), counted({3})));
     CHECK(same(samples[2].at(0), counted({5})));
@@ -340,8 +339,7 @@ TEST_CASE("split_by_sample of what is no list is refused", "[scatter]") {
     return message_of<c10::TypeError>(
         [&] { scatter(value, test::cpu(2), by_sample); });
   };
-  const std::string expected =
-      " is marked split_by_sample, but is no list";
+  const std::string expected = " is marked split_by_sample, but is no list";
   CHECK(error(std::string("abc")) == "scatter: inputs" + expected);
   CHECK(error(std::make_tuple(3)) == "scatter: inputs[0]" + expected);
   CHECK(error(counted({3})) == "scatter: inputs" + expected);
@@ -366,13 +364,12 @@ TEST_CASE("sizes that disagree are refused with both paths and sizes",
         "scatter: inputs[0][\"mask\"][2] has 5 samples, but "
         "inputs[0][\"mask\"][0] has 4" +
             hint);
-  CHECK(scatter_error(
-            std::make_tuple(counted({4}), std::vector<int>{1, 2, 3}),
-            test::cpu(2), ScatterOptions().inputs({{1, split_by_sample()}})) ==
+  CHECK(scatter_error(std::make_tuple(counted({4}), std::vector<int>{1, 2, 3}),
+                      test::cpu(2),
+                      ScatterOptions().inputs({{1, split_by_sample()}})) ==
         "scatter: inputs[1] has 3 samples, but inputs[0] has 4" + hint);
-  CHECK(scatter_error(
-            std::make_tuple(counted({2, 4}), counted({2, 4})), test::cpu(2),
-            ScatterOptions().inputs({{1, split(1)}})) ==
+  CHECK(scatter_error(std::make_tuple(counted({2, 4}), counted({2, 4})),
+                      test::cpu(2), ScatterOptions().inputs({{1, split(1)}})) ==
         "scatter: inputs[1] has 4 samples, but inputs[0] has 2" + hint);
   CHECK(scatter_error(std::make_tuple(counted({0}), counted({1})),
                       test::cpu(2)) ==
@@ -401,8 +398,7 @@ TEST_CASE("parts on the batch's own device are views of it", "[scatter]") {
   }
 }
 
-TEST_CASE("200 random batches are split without losing anything",
-          "[scatter]") {
+TEST_CASE("200 random batches are split without losing anything", "[scatter]") {
   const test::NoRaces no_races;
   torch::manual_seed(1);
   std::mt19937 random(1);
@@ -489,8 +485,7 @@ TEST_CASE("a transposed batch keeps its strides", "[scatter]") {
   for (const Devices& devices : test::short_device_lists()) {
     CAPTURE(test::name(devices));
     const Tensor batch = counted({4, 6}).t();
-    const Tensors parts =
-        scatter(batch, devices, ScatterOptions().dim(1));
+    const Tensors parts = scatter(batch, devices, ScatterOptions().dim(1));
     for (const Tensor& part : parts) {
       CHECK(part.stride(0) == 1);
     }
@@ -508,16 +503,15 @@ TEST_CASE("a conjugate view keeps its values", "[scatter][gather]") {
   }
 }
 
-TEST_CASE("a sparse batch is split and joined as sparse",
-          "[scatter][gather]") {
-  const Tensor dense = counted({6, 5}) *
-                       (torch::arange(30).reshape({6, 5}) % 3 == 0);
+TEST_CASE("a sparse batch is split and joined as sparse", "[scatter][gather]") {
+  const Tensor dense =
+      counted({6, 5}) * (torch::arange(30).reshape({6, 5}) % 3 == 0);
   const Tensor doubled = dense.to_sparse() + dense.to_sparse();
   const Tensor hybrid = counted({6, 5, 2}).to_sparse(1);
   for (const Devices& devices : {test::cpu(1), test::cpu(2), test::cpu(4)}) {
-    for (const Tensor& batch :
-         {dense.to_sparse(), doubled, hybrid, dense.to_sparse().to(torch::kBool),
-          dense.to(torch::kComplexDouble).to_sparse()}) {
+    for (const Tensor& batch : {dense.to_sparse(), doubled, hybrid,
+                                dense.to_sparse().to(torch::kBool),
+                                dense.to(torch::kComplexDouble).to_sparse()}) {
       for (const int64_t dim : {0, 1, -1}) {
         CAPTURE(devices.size(), batch, dim);
         const Tensors parts =
@@ -548,8 +542,8 @@ TEST_CASE("layouts that cannot be split are refused but may be copied",
     CHECK(scatter_error(batch, test::cpu(2)) ==
           "scatter: inputs has layout " + layout +
               ", which cannot be split; mark it with dataparallel::copy()");
-    const auto copies = scatter(batch, test::cpu(2),
-                                ScatterOptions().inputs({{0, copy()}}));
+    const auto copies =
+        scatter(batch, test::cpu(2), ScatterOptions().inputs({{0, copy()}}));
     REQUIRE(copies.size() == 2);
     CHECK(torch::equal(copies[1].to_dense(), torch::eye(4)));
   }
@@ -657,7 +651,8 @@ TEST_CASE("a packed sequence is split by sample and joined again",
   for (const Devices& devices : test::device_lists()) {
     for (const bool sorted : {true, false}) {
       CAPTURE(test::name(devices), sorted);
-      const Sizes lengths = sorted ? Sizes{4, 3, 3, 2, 1} : Sizes{2, 4, 1, 3, 3};
+      const Sizes lengths =
+          sorted ? Sizes{4, 3, 3, 2, 1} : Sizes{2, 4, 1, 3, 3};
       const PackedSequence batch = pack(counted({4, 5, 2}), lengths, sorted);
       const auto parts = scatter(batch, devices);
       const Tensors samples = samples_of(batch);
@@ -706,7 +701,8 @@ TEST_CASE("a packed sequence beside other arguments counts its samples",
   CHECK(test::contains(
       scatter_error(std::make_tuple(batch, counted({4})), test::cpu(2)),
       "scatter: inputs[1] has 4 samples, but inputs[0] has 3; all"));
-  const auto parts = scatter(std::make_tuple(batch, counted({3})), test::cpu(2));
+  const auto parts =
+      scatter(std::make_tuple(batch, counted({3})), test::cpu(2));
   CHECK(samples_of(std::get<0>(parts[0])).size() == 2);
   const auto copies =
       scatter(std::make_tuple(batch, counted({6})), test::cpu(2),
@@ -720,9 +716,9 @@ TEST_CASE("a packed sequence stays differentiable", "[scatter][gather]") {
     const PackedSequence batch = pack(steps, {2, 4, 1, 3, 3}, false);
     const PackedSequence back = gather(scatter(batch, devices), devices[0]);
     const Tensor gradient = torch::autograd::grad(
-        {back.data().pow(2).sum()}, {steps})[0];
-    const Tensor expected = torch::autograd::grad(
-        {batch.data().pow(2).sum()}, {steps})[0];
+        {back.data().pow(2).sum()}, {steps}, {}, /*retain_graph=*/true)[0];
+    const Tensor expected =
+        torch::autograd::grad({batch.data().pow(2).sum()}, {steps})[0];
     CHECK(same(gradient, expected));
   }
 }
@@ -746,8 +742,7 @@ TEST_CASE("gather undoes scatter of nested inputs", "[gather]") {
       CHECK(same(std::get<1>(back).at("a")[1], std::get<1>(inputs).at("a")[1]));
       CHECK_FALSE(std::get<2>(back).has_value());
       CHECK(std::get<3>(back) == "text");
-      CHECK(same(std::get<4>(back).toTensorVector()[0],
-                 counted({samples, 3})));
+      CHECK(same(std::get<4>(back).toTensorVector()[0], counted({samples, 3})));
     }
   }
 }
@@ -774,8 +769,7 @@ TEST_CASE("zero-dimensional tensors become a vector for every dimension",
       CAPTURE(test::name(devices), dim);
       Tensors losses;
       for (size_t i = 0; i < devices.size(); ++i) {
-        losses.push_back(
-            torch::tensor(static_cast<double>(i)).to(devices[i]));
+        losses.push_back(torch::tensor(static_cast<double>(i)).to(devices[i]));
       }
       CHECK(same(gather(losses, torch::kCPU, dim),
                  torch::arange(static_cast<int64_t>(devices.size()),
@@ -786,8 +780,8 @@ TEST_CASE("zero-dimensional tensors become a vector for every dimension",
 
 TEST_CASE("None in every replica stays None", "[gather]") {
   CHECK_FALSE(gather(Tensors{Tensor(), Tensor()}, torch::kCPU).defined());
-  CHECK_FALSE(gather(std::vector<std::optional<Tensor>>(2), torch::kCPU)
-                  .has_value());
+  CHECK_FALSE(
+      gather(std::vector<std::optional<Tensor>>(2), torch::kCPU).has_value());
   CHECK(gather(std::vector<c10::IValue>(2), torch::kCPU).isNone());
 }
 
@@ -841,8 +835,7 @@ TEST_CASE("containers that do not fit are refused with their path",
         "in replica 1" +
             kSame);
   CHECK(gather_error(std::vector<c10::IValue>{counted({1}), 3}) ==
-        "gather: result is a tensor in replica 0 and Int in replica 1" +
-            kSame);
+        "gather: result is a tensor in replica 0 and Int in replica 1" + kSame);
 }
 
 TEST_CASE("equal plain values stay, different ones are a list in an IValue",
@@ -855,8 +848,7 @@ TEST_CASE("equal plain values stay, different ones are a list in an IValue",
         Sizes{2, 3});
 }
 
-TEST_CASE("output_dims joins each tensor along its own dimension",
-          "[gather]") {
+TEST_CASE("output_dims joins each tensor along its own dimension", "[gather]") {
   using Output = std::tuple<Tensor, std::vector<Tensor>>;
   const auto make = [] {
     return Output{counted({2, 3}), {counted({2, 3}), counted({2, 3})}};
@@ -867,16 +859,15 @@ TEST_CASE("output_dims joins each tensor along its own dimension",
   CHECK(std::get<1>(each)[0].sizes() == Sizes{2, 6});
   CHECK(std::get<1>(each)[1].sizes() == Sizes{4, 3});
   // One for all; it goes before dim.
-  const Output all =
-      gather(std::vector{make(), make()}, torch::kCPU, 0, {1});
+  const Output all = gather(std::vector{make(), make()}, torch::kCPU, 0, {1});
   CHECK(std::get<0>(all).sizes() == Sizes{2, 6});
   CHECK(std::get<1>(all)[1].sizes() == Sizes{2, 6});
 }
 
 TEST_CASE("output_dims of another number than the tensors is refused",
           "[gather]") {
-  const std::vector<Tensors> outputs(2, {counted({2}), counted({2}),
-                                         counted({2})});
+  const std::vector<Tensors> outputs(
+      2, {counted({2}), counted({2}), counted({2})});
   CHECK(gather_error(outputs, 0, {0, 0}) ==
         "gather: output_dims has 2 entries, but result[2] is tensor 3");
   CHECK(gather_error(outputs, 0, {0, 0, 0, 0}) ==
@@ -903,9 +894,9 @@ TEST_CASE("one replica's tensors are joined with nothing", "[gather]") {
 
 TEST_CASE("empty parts are joined", "[gather]") {
   const Tensor some = counted({2, 3});
-  CHECK(same(gather(Tensors{torch::zeros({0, 3}, torch::kFloat64), some},
-                    torch::kCPU),
-             some));
+  CHECK(same(
+      gather(Tensors{torch::zeros({0, 3}, torch::kFloat64), some}, torch::kCPU),
+      some));
   CHECK(gather(Tensors(2, torch::zeros({0, 3})), torch::kCPU).sizes() ==
         Sizes{0, 3});
 }
@@ -918,16 +909,15 @@ TEST_CASE("gather is differentiable, twice", "[gather]") {
     Tensors scalars;
     for (size_t i = 0; i < devices.size(); ++i) {
       const auto n = static_cast<double>(i + 1);
-      parts.push_back(
-          (counted({2, 3}) * n).to(devices[i]).requires_grad_());
+      parts.push_back((counted({2, 3}) * n).to(devices[i]).requires_grad_());
       scalars.push_back(
           torch::tensor(n, torch::kFloat64).to(devices[i]).requires_grad_());
     }
     for (const Tensors& leaves : {parts, scalars}) {
       const Tensor whole = gather(leaves, devices[0]);
-      const auto first = torch::autograd::grad(
-          {whole.pow(3).sum()}, leaves, {}, std::nullopt,
-          /*create_graph=*/true);
+      const auto first =
+          torch::autograd::grad({whole.pow(3).sum()}, leaves, {}, std::nullopt,
+                                /*create_graph=*/true);
       Tensor sum = torch::zeros({}, torch::kFloat64).to(devices[0]);
       for (size_t i = 0; i < leaves.size(); ++i) {
         CHECK(first[i].device() == devices[i]);

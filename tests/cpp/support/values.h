@@ -29,21 +29,25 @@ inline bool same(const torch::Tensor& a, const torch::Tensor& b) {
     return true;
   }
   const auto bytes = [](const torch::Tensor& tensor) {
-    return tensor.detach().cpu().resolve_conj().contiguous().view({-1}).view(
-        torch::kByte);
+    return tensor.detach()
+        .cpu()
+        .resolve_conj()
+        .clone(at::MemoryFormat::Contiguous)
+        .view({-1})
+        .view(torch::kByte);
   };
   return torch::equal(bytes(a), bytes(b));
 }
 
 /// Every dtype that a batch may have.
 inline std::vector<torch::ScalarType> dtypes() {
-  return {torch::kBool,          torch::kUInt8,         torch::kInt8,
-          torch::kInt16,         torch::kInt32,         torch::kInt64,
-          torch::kUInt16,        torch::kUInt32,        torch::kUInt64,
-          torch::kFloat16,       torch::kBFloat16,      torch::kFloat32,
-          torch::kFloat64,       torch::kComplexHalf,   torch::kComplexFloat,
-          torch::kComplexDouble, torch::kFloat8_e5m2,   torch::kFloat8_e4m3fn,
-          at::kFloat8_e5m2fnuz,  at::kFloat8_e4m3fnuz,  at::kFloat8_e8m0fnu};
+  return {torch::kBool,          torch::kUInt8,        torch::kInt8,
+          torch::kInt16,         torch::kInt32,        torch::kInt64,
+          torch::kUInt16,        torch::kUInt32,       torch::kUInt64,
+          torch::kFloat16,       torch::kBFloat16,     torch::kFloat32,
+          torch::kFloat64,       torch::kComplexHalf,  torch::kComplexFloat,
+          torch::kComplexDouble, torch::kFloat8_e5m2,  torch::kFloat8_e4m3fn,
+          at::kFloat8_e5m2fnuz,  at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu};
 }
 
 /// Random bits of that dtype and shape (one dimension at least).
