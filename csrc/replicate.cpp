@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dataparallel/replicate.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -149,6 +150,7 @@ struct ReplicaSet::Impl {
   bool follow_originals();
   void copy_values();
   void put_edges();
+  std::vector<c10::Stream> current_streams() const;
   bool shares(const Entry& entry, size_t replica) const;
 
   std::string function;
@@ -163,6 +165,8 @@ struct ReplicaSet::Impl {
   std::vector<c10::intrusive_ptr<GradientStash>> stashes;
   std::vector<size_t> trained;  // entries in the order of their stash slots
   Gradients gradients = Gradients::kToOriginals;
+  /// The current streams when the autograd nodes were made, which they keep.
+  std::vector<c10::Stream> streams;
   /// By where gradients go: an original's own edge, and replica 0's instead.
   std::map<Gradients, Redirections> redirections;
   std::mutex redirecting;
@@ -274,6 +278,7 @@ void ReplicaSet::Impl::lay_out() {
     entry.seen = snapshot(entry.original);
     entry.homes.assign(devices.size(), at::Tensor());
   }
+  streams = current_streams();
   lay_out_values();
   place_all();
   lay_out_edges();
@@ -330,6 +335,17 @@ void ReplicaSet::Impl::lay_out_values() {
       buckets.push_back(std::move(bucket));
     }
   }
+  // One for all: a second copy of the whole model on the first device would be
+  // for nothing.
+  int64_t pack_bytes = 0;
+  for (const FlatBucket& bucket : buckets) {
+    pack_bytes = std::max(pack_bytes, bucket.bytes());
+  }
+  const at::Tensor pack = at::empty(
+      {pack_bytes}, at::TensorOptions().dtype(at::kByte).device(devices[0]));
+  for (FlatBucket& bucket : buckets) {
+    bucket.set_pack(pack);
+  }
 }
 
 void ReplicaSet::Impl::place(Entry& entry, size_t replica,
@@ -365,12 +381,13 @@ void ReplicaSet::Impl::lay_out_edges() {
       wanting.push_back(i);
     }
   }
-  trained = wanting;
   redirections.clear();
-  if (wanting.empty()) {
-    stashes.clear();
+  stashes.clear();
+  trained.clear();
+  if (wanting.empty() || devices.size() == 1) {
     return;
   }
+  trained = wanting;
   const auto placeholder = [&](const Entry& entry, size_t replica) {
     return replica == 0 ? entry.original.detach()
                         : entry.copies[replica].front().detach();
@@ -396,7 +413,6 @@ void ReplicaSet::Impl::lay_out_edges() {
       }
     }
   }
-  stashes.clear();
   for (size_t replica = 0; replica < devices.size(); ++replica) {
     std::vector<at::Tensor> placeholders;
     for (const size_t i : wanting) {
@@ -429,8 +445,22 @@ void ReplicaSet::Impl::put_edges() {
   }
 }
 
+std::vector<c10::Stream> ReplicaSet::Impl::current_streams() const {
+  std::vector<c10::Stream> current;
+  for (const at::Device& device : devices) {
+    if (!device.is_cpu()) {
+      current.push_back(
+          c10::impl::getDeviceGuardImpl(device.type())->getStream(device));
+    }
+  }
+  return current;
+}
+
 // False if something must be laid out anew.
 bool ReplicaSet::Impl::follow_originals() {
+  if (streams != current_streams()) {
+    return false;
+  }
   for (Entry& entry : entries) {
     if (!same(entry.seen, entry.original)) {
       return false;

@@ -125,22 +125,21 @@ at::Tensor FlatBucket::slice(size_t t, size_t i) const {
   return view(flat_[t], places_[i]);
 }
 
+void FlatBucket::set_pack(const at::Tensor& pack) {
+  pack_ = pack.narrow(/*dim=*/0, /*start=*/0, bytes_);
+  packed_.clear();
+  for (const Place& place : source_places_) {
+    packed_.push_back(view(pack, place));
+  }
+}
+
 void FlatBucket::copy() {
   if (sources_.empty()) {
     return;
   }
-  // Not kept: a second copy of the model on the first device would be for
-  // nothing between two refreshes.
-  const at::Tensor pack = at::empty(
-      {bytes_}, at::TensorOptions().dtype(at::kByte).device(
-                    sources_.front().device()));
-  std::vector<at::Tensor> places;
-  for (const Place& place : source_places_) {
-    places.push_back(view(pack, place));
-  }
-  at::_foreach_copy_(places, sources_);
+  at::_foreach_copy_(packed_, sources_);
   for (at::Tensor& flat : flat_) {
-    flat.copy_(pack, /*non_blocking=*/!flat.is_cpu());
+    flat.copy_(pack_, /*non_blocking=*/!flat.is_cpu());
   }
 }
 

@@ -28,6 +28,11 @@ class FlatBucket {
 
   /// The place of original `i` on target `t`.
   at::Tensor slice(size_t t, size_t i) const;
+  int64_t bytes() const { return bytes_; }
+
+  /// `pack` holds `bytes()` on the originals' device; buckets that are copied
+  /// one after another may share one.
+  void set_pack(const at::Tensor& pack);
   /// Copies the originals' values to all targets: one packing, then one copy a
   /// target.
   void copy();
@@ -46,6 +51,8 @@ class FlatBucket {
   std::vector<at::Tensor> sources_;  // what is packed
   std::vector<Place> source_places_;
   int64_t bytes_ = 0;
+  at::Tensor pack_;
+  std::vector<at::Tensor> packed_;  // the sources' places in `pack_`
   std::vector<at::Tensor> flat_;  // [target], bytes
 };
 

@@ -120,6 +120,23 @@ std::vector<Edge> edges_of(const variable_list& outputs) {
   return edges;
 }
 
+// A gradient may have been allocated on another stream of its device than the
+// one that is current here, and is freed as soon as it has been added.
+void keep_for_current_stream(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) {
+    return;
+  }
+  const auto* guard = c10::impl::getDeviceGuardImpl(tensor.device().type());
+  const c10::Stream stream = guard->getStream(tensor.device());
+  if (tensor.is_sparse()) {
+    guard->recordDataPtrOnStream(tensor._indices().storage().data_ptr(),
+                                 stream);
+    guard->recordDataPtrOnStream(tensor._values().storage().data_ptr(), stream);
+  } else {
+    guard->recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+  }
+}
+
 }  // namespace
 
 at::Tensor sum_gradients(const std::vector<at::Tensor>& gradients,
@@ -129,6 +146,7 @@ at::Tensor sum_gradients(const std::vector<at::Tensor>& gradients,
     if (!gradient.defined()) {
       continue;
     }
+    keep_for_current_stream(gradient);
     const at::Tensor here =
         gradient.to(device, /*non_blocking=*/!device.is_cpu());
     sum = sum.defined() ? plus(sum, here) : here;

@@ -9,7 +9,8 @@ macro(configure case)
       ${CMAKE_COMMAND} -E env --unset=CUDACXX --unset=CUDA_HOME --unset=CUDA_PATH
       --unset=CMAKE_PREFIX_PATH --unset=VIRTUAL_ENV PATH=/usr/bin:/bin
       ${CMAKE_COMMAND} -S ${SOURCE_DIR}/tests/cmake/find_torch -B ${WORK_DIR}/${case}
-      -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} ${ARGN}
+      -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX_COMPILER}
+      -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} ${ARGN}
     RESULT_VARIABLE result
     OUTPUT_VARIABLE output
     ERROR_VARIABLE output
@@ -24,8 +25,8 @@ if(NOT result EQUAL 0 OR cuda_entries)
   message(FATAL_ERROR "torch needs a toolkit (${cuda_entries}): ${output}")
 endif()
 
-# A torch without CUDA: this one's package files, with the CUDA targets, which
-# are the last ones of its list but two, taken out.
+# A torch without CUDA: this one's package files, edited so that `torch` does not
+# link the CUDA library and asking for CUDA is an error.
 set(share ${WORK_DIR}/cpu_only_torch/share/cmake)
 cmake_path(GET TORCH_DIR PARENT_PATH torch_share)
 file(COPY ${torch_share}/ DESTINATION ${share})
@@ -33,7 +34,7 @@ foreach(name include lib)
   file(CREATE_LINK ${torch_share}/../../${name} ${share}/../../${name} SYMBOLIC)
 endforeach()
 file(READ ${share}/Caffe2/Caffe2Config.cmake config)
-string(REPLACE "set(CAFFE2_USE_CUDA" "return_if_cuda_is_asked_for(" config "${config}")
+string(REPLACE "set(CAFFE2_USE_CUDA" "cuda_was_asked_for(" config "${config}")
 string(REGEX REPLACE "if\\((1|ON)\\)\n(  # The file public/cuda)" "if(OFF)\n\\2" config "${config}")
 file(WRITE ${share}/Caffe2/Caffe2Config.cmake "${config}")
 file(READ ${share}/Caffe2/Caffe2Targets.cmake targets)

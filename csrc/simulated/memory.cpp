@@ -1,0 +1,164 @@
+#include "simulated/memory.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <map>
+#include <mutex>
+
+#include "simulated/device.h"
+#include "simulated/race_detector.h"
+
+namespace dataparallel::simulated {
+namespace {
+
+struct Usage {
+  std::atomic<int64_t> now{0};
+  std::atomic<int64_t> peak{0};
+};
+
+std::array<Usage, kMaxDevices> usages;
+std::atomic<int64_t> memory_bytes{0};
+
+void count(int64_t bytes, c10::DeviceIndex device) {
+  Usage& usage = usages[device];
+  const int64_t limit = memory_bytes;
+  const int64_t now = usage.now.fetch_add(bytes) + bytes;
+  if (limit > 0 && now > limit) {
+    usage.now -= bytes;
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, false, "sim out of memory. Tried to allocate ", bytes,
+        " bytes. Device ", static_cast<int>(device), " has a total capacity of ",
+        limit, " bytes of which ", limit - (now - bytes), " bytes are free; ",
+        now - bytes, " bytes are allocated by tensors.");
+  }
+  int64_t peak = usage.peak;
+  while (now > peak && !usage.peak.compare_exchange_weak(peak, now)) {
+  }
+}
+
+/// What a DataPtr of ours owns: one of the two.
+struct Block {
+  c10::DataPtr own;
+  c10::Storage adopted;
+  void* data;
+  int64_t bytes;
+  c10::DeviceIndex device;
+};
+
+void free_block(void* context) {
+  auto* block = static_cast<Block*>(context);
+  RaceDetector::get().freed(block->data);
+  usages[block->device].now -= block->bytes;
+  delete block;
+}
+
+c10::DataPtr wrap(Block* block) {
+  RaceDetector::get().allocated(block->data,
+                                key_of(current_stream(block->device)));
+  return {block->data, block, &free_block, {kDeviceType, block->device}};
+}
+
+class DeviceAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    return simulated::allocate(bytes, current_device());
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  void copy_data(void* target, const void* source,
+                 std::size_t bytes) const override {
+    default_copy_data(target, source, bytes);
+  }
+};
+
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    c10::DataPtr data = c10::GetCPUAllocator()->allocate(bytes);
+    void* start = data.get();
+    auto* owner = new Pinned{this, std::move(data)};
+    if (start != nullptr) {
+      std::lock_guard lock(mutex_);
+      ranges_[start] = bytes;
+    }
+    return {start, owner, &free_pinned, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
+  void copy_data(void* target, const void* source,
+                 std::size_t bytes) const override {
+    default_copy_data(target, source, bytes);
+  }
+  bool holds(const void* data) {
+    std::lock_guard lock(mutex_);
+    auto after = ranges_.upper_bound(data);
+    if (after == ranges_.begin()) {
+      return false;
+    }
+    --after;
+    return static_cast<const char*>(data) <
+           static_cast<const char*>(after->first) + after->second;
+  }
+
+ private:
+  struct Pinned {
+    PinnedAllocator* allocator;
+    c10::DataPtr data;
+  };
+  static void free_pinned(void* context) {
+    auto* owner = static_cast<Pinned*>(context);
+    {
+      std::lock_guard lock(owner->allocator->mutex_);
+      owner->allocator->ranges_.erase(owner->data.get());
+    }
+    delete owner;
+  }
+  std::mutex mutex_;
+  std::map<const void*, size_t> ranges_;
+};
+
+// Never destroyed, as what they allocated may be freed at exit.
+PinnedAllocator& pinned() {
+  static auto* allocator = new PinnedAllocator;
+  return *allocator;
+}
+
+}  // namespace
+
+c10::Allocator* allocator() {
+  static auto* allocator = new DeviceAllocator;
+  return allocator;
+}
+
+c10::Allocator* pinned_allocator() { return &pinned(); }
+
+bool is_pinned(const void* data) { return pinned().holds(data); }
+
+c10::DataPtr allocate(size_t bytes, c10::DeviceIndex device) {
+  count(static_cast<int64_t>(bytes), device);
+  auto* block = new Block{c10::GetCPUAllocator()->allocate(bytes),
+                          {},
+                          nullptr,
+                          static_cast<int64_t>(bytes),
+                          device};
+  block->data = block->own.get();
+  return wrap(block);
+}
+
+c10::DataPtr adopt(c10::Storage host, c10::DeviceIndex device) {
+  const auto bytes = static_cast<int64_t>(host.nbytes());
+  count(bytes, device);
+  void* data = host.mutable_data();
+  return wrap(new Block{{}, std::move(host), data, bytes, device});
+}
+
+void set_memory_bytes(int64_t bytes) { memory_bytes = bytes; }
+int64_t allocated_bytes(int64_t device) { return usages[device].now; }
+int64_t peak_bytes(int64_t device) { return usages[device].peak; }
+
+void reset_peaks() {
+  for (Usage& usage : usages) {
+    usage.peak = usage.now.load();
+  }
+}
+
+}  // namespace dataparallel::simulated

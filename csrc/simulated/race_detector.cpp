@@ -1,0 +1,174 @@
+#include "simulated/race_detector.h"
+
+#include <algorithm>
+
+namespace dataparallel::simulated {
+namespace {
+
+void raise(VectorClock& clock, const VectorClock& to) {
+  for (const auto& [stream, time] : to) {
+    int64_t& mine = clock[stream];
+    mine = std::max(mine, time);
+  }
+}
+
+c10::Device device_of(const StreamKey& stream) {
+  return {c10::DeviceType::PrivateUse1,
+          static_cast<c10::DeviceIndex>(stream.first)};
+}
+
+}  // namespace
+
+// Never destroyed: tensors in globals are freed after everything else.
+RaceDetector& RaceDetector::get() {
+  static auto* detector = new RaceDetector;
+  return *detector;
+}
+
+VectorClock& RaceDetector::clock(StreamKey stream) {
+  VectorClock& clock = clocks_[stream];
+  clock.try_emplace(stream, 1);
+  return clock;
+}
+
+void RaceDetector::record(VectorClock& event, StreamKey stream) {
+  std::lock_guard lock(mutex_);
+  VectorClock& now = clock(stream);
+  raise(now, host_);
+  event = now;
+  ++now[stream];
+}
+
+void RaceDetector::block(const VectorClock& event, StreamKey stream) {
+  std::lock_guard lock(mutex_);
+  raise(clock(stream), event);
+}
+
+void RaceDetector::synchronize(const VectorClock& event) {
+  std::lock_guard lock(mutex_);
+  raise(host_, event);
+}
+
+void RaceDetector::synchronize(StreamKey stream) {
+  VectorClock event;
+  record(event, stream);
+  synchronize(event);
+}
+
+void RaceDetector::synchronize_device(int64_t device) {
+  std::lock_guard lock(mutex_);
+  for (auto& [stream, now] : clocks_) {
+    if (stream.first == device) {
+      raise(host_, now);
+      ++now[stream];
+    }
+  }
+}
+
+bool RaceDetector::ordered(const VectorClock& clock, StreamKey stream,
+                           const Use& before) {
+  if (before.stream == stream) {
+    return true;
+  }
+  const auto found = clock.find(before.stream);
+  return found != clock.end() && found->second >= before.time;
+}
+
+void RaceDetector::access(const std::string& operator_name, StreamKey stream,
+                          const std::vector<Access>& accesses) {
+  std::lock_guard lock(mutex_);
+  VectorClock& now = clock(stream);
+  raise(now, host_);
+  const Use use{stream, now[stream]};
+  const size_t before = races_.size();
+  for (const Access& access : accesses) {
+    const auto found = shadows_.find(access.storage);
+    if (found == shadows_.end()) {
+      continue;
+    }
+    Shadow& shadow = found->second;
+    if (shadow.written && !ordered(now, stream, shadow.write)) {
+      report(access.write ? "write after write" : "read after write",
+             operator_name, stream, shadow.write.stream);
+    }
+    if (!access.write) {
+      shadow.reads[stream] = use.time;
+      continue;
+    }
+    for (const auto& [reader, time] : shadow.reads) {
+      if (!ordered(now, stream, {reader, time})) {
+        report("write after read", operator_name, stream, reader);
+      }
+    }
+    shadow.reads.clear();
+    shadow.written = true;
+    shadow.write = use;
+  }
+  TORCH_CHECK(!fail_on_race_ || races_.size() == before,
+              races_.size() == before ? "" : races_[before].message());
+}
+
+void RaceDetector::allocated(const void* storage, StreamKey stream) {
+  if (storage != nullptr) {
+    std::lock_guard lock(mutex_);
+    clock(stream);
+    shadows_[storage] = Shadow{stream, false, {}, {}, {}};
+  }
+}
+
+void RaceDetector::used_on(const void* storage, StreamKey stream) {
+  std::lock_guard lock(mutex_);
+  const auto found = shadows_.find(storage);
+  if (found != shadows_.end()) {
+    found->second.announced.insert(stream);
+  }
+}
+
+void RaceDetector::freed(const void* storage) noexcept {
+  std::lock_guard lock(mutex_);
+  const auto found = shadows_.find(storage);
+  if (found == shadows_.end()) {
+    return;
+  }
+  const Shadow shadow = std::move(found->second);
+  shadows_.erase(found);
+  const StreamKey owner = shadow.allocated_on;
+  VectorClock now = clock(owner);
+  raise(now, host_);
+  const auto check = [&](const Use& use) {
+    if (shadow.announced.count(use.stream) == 0 && !ordered(now, owner, use)) {
+      report("use after free", "free", owner, use.stream);
+    }
+  };
+  if (shadow.written) {
+    check(shadow.write);
+  }
+  for (const auto& [stream, time] : shadow.reads) {
+    check({stream, time});
+  }
+}
+
+void RaceDetector::report(const std::string& kind, const std::string& name,
+                          StreamKey stream, StreamKey other) {
+  if (races_.size() < kKept) {
+    races_.push_back({kind, name, device_of(stream), stream.second,
+                      device_of(other), other.second});
+  }
+}
+
+std::vector<Race> RaceDetector::races() {
+  std::lock_guard lock(mutex_);
+  return races_;
+}
+
+void RaceDetector::clear() {
+  std::lock_guard lock(mutex_);
+  races_.clear();
+}
+
+void RaceDetector::fail_on_race(bool value) {
+  std::lock_guard lock(mutex_);
+  fail_on_race_ = value;
+}
+
+}  // namespace dataparallel::simulated

@@ -1,0 +1,237 @@
+#include "simulated/tensors.h"
+
+#include <ATen/ATen.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/native/SparseTensorUtils.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
+
+#include "simulated/counters.h"
+#include "simulated/device.h"
+#include "simulated/memory.h"
+#include "simulated/race_detector.h"
+
+namespace dataparallel::simulated {
+namespace {
+
+constexpr c10::DispatchKeySet kDenseKeys({
+    c10::DispatchKey::PrivateUse1,
+    c10::DispatchKey::AutogradPrivateUse1,
+});
+constexpr c10::DispatchKeySet kSparseKeys({
+    c10::DispatchKey::SparsePrivateUse1,
+    c10::DispatchKey::AutogradPrivateUse1,
+});
+
+void copy_layout(const at::Tensor& from, const at::Tensor& to) {
+  auto* impl = to.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(from.sizes(), from.strides(),
+                              from.storage_offset());
+  impl->_set_conj(from.is_conj());
+  impl->_set_neg(from.is_neg());
+  if (from.unsafeGetTensorImpl()->is_wrapped_number()) {
+    impl->set_wrapped_number(true);
+  }
+}
+
+const void* storage_key(const at::Tensor& tensor) {
+  return tensor.storage().data();
+}
+
+}  // namespace
+
+bool is_simulated(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == kDeviceType;
+}
+
+c10::Storage make_storage(c10::DataPtr data, size_t bytes) {
+  return {c10::Storage::use_byte_size_t(), bytes, std::move(data), allocator(),
+          /*resizable=*/true};
+}
+
+at::Tensor make_tensor(c10::Storage storage, const at::Tensor& like) {
+  at::Tensor tensor = at::detail::make_tensor<at::TensorImpl>(
+      std::move(storage), kDenseKeys, like.dtype());
+  copy_layout(like, tensor);
+  return tensor;
+}
+
+Launch::Launch(std::string name, bool kernel)
+    : name_(std::move(name)), kernel_(kernel) {}
+
+void Launch::on(c10::Device device) {
+  on_ = device.has_index() ? device
+                           : c10::Device(kDeviceType, current_device());
+  check_ordinal(on_->index());
+}
+
+c10::Device Launch::device() const {
+  return on_.value_or(
+      device_.value_or(c10::Device(kDeviceType, current_device())));
+}
+
+void Launch::check_device(const at::Tensor& tensor) {
+  const auto differ = [&](c10::Device one, c10::Device two) {
+    TORCH_CHECK(false,
+                "Expected all tensors to be on the same device, but found at "
+                "least two devices, ",
+                one, " and ", two, "! (when running ", name_, ")");
+  };
+  if (!is_simulated(tensor)) {
+    if (allow_cpu_ || tensor.dim() == 0) {
+      return;
+    }
+    cpu_seen_ = tensor.device();
+  } else if (!device_.has_value()) {
+    device_ = tensor.device();
+  } else if (*device_ != tensor.device()) {
+    differ(*device_, tensor.device());
+  }
+  if (cpu_seen_.has_value() && device_.has_value()) {
+    is_simulated(tensor) ? differ(*cpu_seen_, *device_)
+                         : differ(*device_, *cpu_seen_);
+  }
+}
+
+at::Tensor Launch::dense_view(const at::Tensor& tensor, bool write) {
+  const c10::Storage& storage = tensor.storage();
+  // Resizable: the CPU puts new memory here when an `out` is too small.
+  c10::Storage same_memory(
+      c10::Storage::use_byte_size_t(), storage.nbytes(),
+      c10::DataPtr(storage.mutable_data(), c10::Device(c10::kCPU)),
+      c10::GetCPUAllocator(), /*resizable=*/true);
+  at::Tensor cpu = at::detail::make_tensor<at::TensorImpl>(
+      std::move(same_memory), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      tensor.dtype());
+  copy_layout(tensor, cpu);
+  storage_at_.emplace(cpu.storage().unsafeGetStorageImpl(), seen_.size());
+  seen_.push_back({cpu, tensor, write});
+  if (storage.nbytes() > 0) {
+    accesses_.emplace_back(storage_key(tensor), write);
+  }
+  return cpu;
+}
+
+at::Tensor Launch::view(const at::Tensor& tensor, bool write) {
+  if (!tensor.defined()) {
+    return tensor;
+  }
+  check_device(tensor);
+  if (!is_simulated(tensor)) {
+    return tensor;
+  }
+  const auto known = seen_at_.find(tensor.unsafeGetTensorImpl());
+  if (known != seen_at_.end() && (seen_[known->second].written || !write)) {
+    return seen_[known->second].cpu;
+  }
+  if (!tensor.is_sparse()) {
+    seen_at_[tensor.unsafeGetTensorImpl()] = seen_.size();
+    return dense_view(tensor, write);
+  }
+  auto* impl = at::sparse::get_sparse_impl(tensor);
+  const at::Tensor indices = dense_view(impl->indices(), write);
+  const at::Tensor values = dense_view(impl->values(), write);
+  at::Tensor cpu = at::_sparse_coo_tensor_unsafe(
+      indices, values, tensor.sizes(), values.options().layout(at::kSparse),
+      impl->coalesced());
+  seen_at_[tensor.unsafeGetTensorImpl()] = seen_.size();
+  seen_.push_back({cpu, tensor, write});
+  return cpu;
+}
+
+void Launch::start() {
+  started_ = true;
+  if (!kernel_) {
+    return;
+  }
+  const auto index = device().index();
+  count_kernel(index);
+  std::vector<RaceDetector::Access> accesses;
+  for (const auto& [storage, write] : accesses_) {
+    accesses.push_back({storage, write});
+  }
+  RaceDetector::get().access(name_, key_of(current_stream(index)), accesses);
+}
+
+at::Tensor Launch::result(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.device().is_cpu()) {
+    return tensor;
+  }
+  for (const Seen& seen : seen_) {
+    if (seen.cpu.is_same(tensor)) {
+      return seen.simulated;
+    }
+  }
+  if (tensor.is_sparse()) {
+    auto* impl = at::sparse::get_sparse_impl(tensor);
+    const c10::DeviceGuard guard(device());  // a new sparse tensor's device
+    at::Tensor sparse = at::detail::make_tensor<at::SparseTensorImpl>(
+        kSparseKeys, tensor.dtype());
+    auto* target = at::sparse::get_sparse_impl(sparse);
+    target->raw_resize_(impl->sparse_dim(), impl->dense_dim(), tensor.sizes());
+    target->set_indices_and_values_unsafe(result(impl->indices()),
+                                          result(impl->values()));
+    target->set_coalesced(impl->coalesced());
+    return sparse;
+  }
+  if (tensor.layout() != at::kStrided) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, name_, ": simulated devices have no ",
+                                tensor.layout(), " tensors");
+  }
+  const auto same_memory =
+      storage_at_.find(tensor.storage().unsafeGetStorageImpl());
+  if (same_memory != storage_at_.end()) {
+    return make_tensor(seen_[same_memory->second].simulated.storage(), tensor);
+  }
+  const auto index = device().index();
+  const size_t bytes = tensor.storage().nbytes();
+  c10::Storage storage = make_storage(adopt(tensor.storage(), index), bytes);
+  if (kernel_ && bytes > 0) {
+    RaceDetector::get().access(name_, key_of(current_stream(index)),
+                               {{storage.data(), true}});
+  }
+  return make_tensor(std::move(storage), tensor);
+}
+
+void Launch::finish_dense(const at::Tensor& cpu, const at::Tensor& simulated) {
+  auto* storage = simulated.storage().unsafeGetStorageImpl();
+  if (cpu.storage().data() != storage->data()) {
+    const size_t bytes = cpu.storage().nbytes();
+    storage->set_data_ptr_noswap(
+        adopt(cpu.storage(), simulated.device().index()));
+    storage->set_nbytes(bytes);
+    if (kernel_ && bytes > 0) {
+      RaceDetector::get().access(
+          name_, key_of(current_stream(simulated.device().index())),
+          {{storage->data(), true}});
+    }
+  }
+  if (cpu.sizes() != simulated.sizes() ||
+      cpu.strides() != simulated.strides() ||
+      cpu.storage_offset() != simulated.storage_offset()) {
+    simulated.unsafeGetTensorImpl()->set_sizes_and_strides(
+        cpu.sizes(), cpu.strides(), cpu.storage_offset());
+  }
+}
+
+void Launch::finish() {
+  const std::vector<Seen> seen = seen_;
+  for (const Seen& one : seen) {
+    if (!one.written) {
+      continue;
+    }
+    if (!one.simulated.is_sparse()) {
+      finish_dense(one.cpu, one.simulated);
+      continue;
+    }
+    auto* from = at::sparse::get_sparse_impl(one.cpu);
+    auto* to = at::sparse::get_sparse_impl(one.simulated);
+    const at::Tensor indices = result(from->indices());
+    const at::Tensor values = result(from->values());
+    to->raw_resize_(from->sparse_dim(), from->dense_dim(), one.cpu.sizes());
+    to->set_indices_and_values_unsafe(indices, values);
+    to->set_coalesced(from->coalesced());
+  }
+}
+
+}  // namespace dataparallel::simulated
