@@ -60,7 +60,8 @@ demo: setup
 	$(BUILD)/bin/train
 
 test: build wheel
-	PYTHONPATH=$(WHEEL)/site $(PYTHON) -m pytest
+	DATAPARALLEL_TRAIN=$(abspath $(BUILD))/bin/train PYTHONPATH=$(WHEEL)/site \
+	$(PYTHON) -m pytest
 	$(CTEST) $(BUILD)
 
 bench: build
