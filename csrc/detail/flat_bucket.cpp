@@ -108,6 +108,12 @@ FlatBucket::FlatBucket(const std::vector<at::Tensor>& originals,
     }
     places_.push_back(std::move(place));
   }
+  pack_ =
+      at::empty({bytes_}, at::TensorOptions().dtype(at::kByte).device(device));
+  for (const Place& place : source_places_) {
+    packed_.push_back(view(pack_, place));
+  }
+  pack_.storage().set_data_ptr(at::DataPtr(nullptr, device));
   for (const at::Device& target : targets) {
     flat_.push_back(at::empty(
         {bytes_}, at::TensorOptions().dtype(at::kByte).device(target)));
@@ -129,19 +135,14 @@ void FlatBucket::copy() {
   if (sources_.empty()) {
     return;
   }
-  // Not kept: a second copy of the model on the first device would be for
-  // nothing between two refreshes.
-  const at::Tensor pack = at::empty(
-      {bytes_}, at::TensorOptions().dtype(at::kByte).device(
-                    sources_.front().device()));
-  std::vector<at::Tensor> places;
-  for (const Place& place : source_places_) {
-    places.push_back(view(pack, place));
-  }
-  at::_foreach_copy_(places, sources_);
+  const at::Tensor memory = at::empty({bytes_}, pack_.options());
+  pack_.storage().set_data_ptr(
+      memory.storage().set_data_ptr(at::DataPtr(nullptr, pack_.device())));
+  at::_foreach_copy_(packed_, sources_);
   for (at::Tensor& flat : flat_) {
-    flat.copy_(pack, /*non_blocking=*/!flat.is_cpu());
+    flat.copy_(pack_, /*non_blocking=*/!flat.is_cpu());
   }
+  pack_.storage().set_data_ptr(at::DataPtr(nullptr, pack_.device()));
 }
 
 }  // namespace dataparallel::detail

@@ -46,7 +46,11 @@ class FlatBucket {
   std::vector<at::Tensor> sources_;  // what is packed
   std::vector<Place> source_places_;
   int64_t bytes_ = 0;
-  std::vector<at::Tensor> flat_;  // [target], bytes
+  /// Where it is packed: without memory but during `copy`, since a second copy
+  /// of the model on the first device would be for nothing.
+  at::Tensor pack_;
+  std::vector<at::Tensor> packed_;  // views of `pack_`, as `sources_`
+  std::vector<at::Tensor> flat_;    // [target], bytes
 };
 
 }  // namespace dataparallel::detail
