@@ -648,7 +648,7 @@ std::vector<std::pair<at::Tensor, at::Tensor>> ReplicaSet::take_gradients() {
       parts.push_back(std::move(of_replica[k]));
     }
     const at::Tensor& original = impl_->entries[impl_->trained[k]].original;
-    at::Tensor sum = sum_gradients(parts, original.device());
+    at::Tensor sum = sum_gradients(std::move(parts), original.device());
     if (sum.defined()) {
       result.emplace_back(original, std::move(sum));
     }

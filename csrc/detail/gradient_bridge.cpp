@@ -51,7 +51,18 @@ using torch::autograd::Edge;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-at::Tensor plus(const at::Tensor& sum, const at::Tensor& gradient) {
+/// Whether nothing but `tensor` would notice if it were written to.
+bool is_ours_alone(const at::Tensor& tensor) {
+  return !at::GradMode::is_enabled() && tensor.use_count() == 1 &&
+         tensor.layout() == at::kStrided && tensor.storage().use_count() == 1 &&
+         tensor.is_non_overlapping_and_dense() && !tensor.is_inference();
+}
+
+/// `sum` + `gradient`; `sum` is given up.
+at::Tensor plus(at::Tensor sum, const at::Tensor& gradient) {
+  if (is_ours_alone(sum) && sum.dtype() == gradient.dtype()) {
+    return sum.add_(gradient);
+  }
   // torch adds a sparse tensor to a dense one, in this order only.
   return sum.is_sparse() && !gradient.is_sparse() ? gradient + sum
                                                   : sum + gradient;
@@ -87,7 +98,7 @@ struct Bridge : Function<Bridge> {
       for (size_t at = i; at < gradients.size(); at += count) {
         parts.push_back(std::move(gradients[at]));
       }
-      sums[i] = sum_gradients(parts, device);
+      sums[i] = sum_gradients(std::move(parts), device);
     }
     return sums;
   }
@@ -138,17 +149,18 @@ void keep_for_current_stream(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor sum_gradients(const std::vector<at::Tensor>& gradients,
-                         at::Device device) {
+at::Tensor sum_gradients(std::vector<at::Tensor> gradients, at::Device device) {
   at::Tensor sum;
-  for (const at::Tensor& gradient : gradients) {
+  for (at::Tensor& gradient : gradients) {
     if (!gradient.defined()) {
       continue;
     }
     keep_for_current_stream(gradient);
-    const at::Tensor here =
-        gradient.to(device, /*non_blocking=*/!device.is_cpu());
-    sum = sum.defined() ? plus(sum, here) : here;
+    at::Tensor here = std::move(gradient);
+    if (here.device() != device) {
+      here = here.to(device, /*non_blocking=*/!device.is_cpu());
+    }
+    sum = sum.defined() ? plus(std::move(sum), here) : std::move(here);
   }
   return sum;
 }
