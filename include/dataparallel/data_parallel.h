@@ -413,7 +413,9 @@ class DataParallelImpl : public detail::WrapperBase {
       join.replicas.push_back(call.chunks[i].replica);
       values.push_back(std::move(*results[i]));
     }
-    return merge_nested(values, "result", join);
+    Returned result = merge_nested(values, "result", join);
+    join.finish("result");
+    return result;
   }
 
   template <class Inputs, class Targets, class Act>
