@@ -24,6 +24,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
+export CCACHE_BASEDIR := $(CURDIR)
 export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
 unexport MAKEFLAGS MFLAGS
 
@@ -60,7 +61,8 @@ demo: setup
 	$(BUILD)/bin/train
 
 test: build wheel
-	PYTHONPATH=$(WHEEL)/site $(PYTHON) -m pytest
+	DATAPARALLEL_TRAIN=$(abspath $(BUILD))/bin/train PYTHONPATH=$(WHEEL)/site \
+	$(PYTHON) -m pytest
 	$(CTEST) $(BUILD)
 
 bench: build

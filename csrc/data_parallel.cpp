@@ -63,9 +63,9 @@ void CutGraph::packed(torch::nn::utils::rnn::PackedSequence& sequence,
                       const std::string& path) {
   at::Tensor data = sequence.data();
   tensor(data, path);
-  sequence = torch::nn::utils::rnn::PackedSequence(
-      data, sequence.batch_sizes(), sequence.sorted_indices(),
-      sequence.unsorted_indices());
+  sequence = torch::nn::utils::rnn::PackedSequence(data, sequence.batch_sizes(),
+                                                   sequence.sorted_indices(),
+                                                   sequence.unsorted_indices());
 }
 
 void CollectTensors::tensor(at::Tensor& tensor, const std::string&) {
@@ -94,12 +94,11 @@ void backward_into(
 }
 
 void check_loss(const at::Tensor& loss) {
-  TORCH_CHECK_VALUE(loss.defined() && loss.dim() == 0,
-                    "loss: the loss function returned ",
-                    loss.defined() ? c10::str("a tensor of shape ",
-                                              loss.sizes())
-                                   : std::string("None"),
-                    ", expected a scalar, the mean over the replica's samples");
+  TORCH_CHECK_VALUE(
+      loss.defined() && loss.dim() == 0, "loss: the loss function returned ",
+      loss.defined() ? c10::str("a tensor of shape ", loss.sizes())
+                     : std::string("None"),
+      ", expected a scalar, the mean over the replica's samples");
 }
 
 std::vector<at::Tensor> shares_of(const std::vector<at::Tensor>& weights,
@@ -135,7 +134,9 @@ at::Tensor scalar(double value) {
   return at::scalar_tensor(value, at::kDouble);
 }
 
-void run_backward(const at::Tensor& loss) { loss.backward(); }
+void run_backward(const at::Tensor& loss) {
+  loss.backward();
+}
 
 WeightedLoss weighted_loss(std::pair<at::Tensor, double> loss) {
   return {loss.first, scalar(loss.second)};

@@ -287,7 +287,8 @@ std::shared_ptr<torch::nn::Module> clone_module(const std::string& function,
     clone = module.clone(device);
   } catch (const c10::Error& error) {
     TORCH_CHECK_TYPE(
-        false, function, ": ", type, " cannot be replicated, its clone() says: ",
+        false, function, ": ", type,
+        " cannot be replicated, its clone() says: ",
         error.what_without_backtrace(), "\nEither derive it from ",
         "torch::nn::Cloneable<", type,
         "> and register everything in reset(), or pass a factory that makes "

@@ -1,5 +1,6 @@
 #include <dataparallel/nested.h>
 
+#include <cmath>
 #include <sstream>
 
 namespace dataparallel {
@@ -54,7 +55,7 @@ c10::IValue merge_lists(const std::vector<c10::IValue>& values,
     }
     c10::IValue merged =
         merge_ivalues(parts, detail::index_path(path, i), merger);
-    if (merged.isList() && !parts.front().isList()) {
+    if (!merged.type()->isSubtypeOf(*result.elementType())) {
       // Plain values that differ became a list: the result's elements are no
       // longer of one static type.
       auto any = c10::impl::GenericList(c10::AnyType::get());
@@ -87,7 +88,6 @@ c10::IValue merge_dicts(const std::vector<c10::IValue>& values,
     merger.differ(path, descriptions);
   }
   auto result = c10::impl::GenericDict(first.keyType(), first.valueType());
-  bool widened = false;
   for (const auto& item : first) {
     std::vector<c10::IValue> parts;
     for (const c10::IValue& value : values) {
@@ -95,8 +95,7 @@ c10::IValue merge_dicts(const std::vector<c10::IValue>& values,
     }
     c10::IValue merged =
         merge_ivalues(parts, dict_key_path(path, item.key()), merger);
-    if (merged.isList() && !parts.front().isList() && !widened) {
-      widened = true;
+    if (!merged.type()->isSubtypeOf(*result.valueType())) {
       auto any = c10::impl::GenericDict(first.keyType(), c10::AnyType::get());
       for (const auto& before : result) {
         any.insert(before.key(), before.value());
@@ -128,8 +127,7 @@ void visit_ivalue(c10::IValue& value, const std::string& path,
     visitor.tensor(tensor, path);
     value = std::move(tensor);
   } else if (value.isTuple()) {
-    std::vector<c10::IValue> elements =
-        value.toTupleRef().elements().vec();
+    std::vector<c10::IValue> elements = value.toTupleRef().elements().vec();
     for (size_t i = 0; i < elements.size(); ++i) {
       visit_ivalue(elements[i], detail::index_path(path, i), visitor);
     }
@@ -170,13 +168,15 @@ c10::IValue merge_ivalues(const std::vector<c10::IValue>& values,
   if (all_plain) {
     bool equal = same_type;
     for (size_t i = 1; equal && i < values.size(); ++i) {
-      equal = values[i] == first;
+      equal = values[i] == first ||
+              (first.isDouble() && std::isnan(first.toDouble()) &&
+               std::isnan(values[i].toDouble()));
     }
     if (equal) {
       return first;
     }
-    auto list = c10::impl::GenericList(same_type ? first.type()
-                                                 : c10::AnyType::get());
+    auto list =
+        c10::impl::GenericList(same_type ? first.type() : c10::AnyType::get());
     for (const c10::IValue& value : values) {
       list.push_back(value);
     }
@@ -201,6 +201,7 @@ c10::IValue merge_ivalues(const std::vector<c10::IValue>& values,
   if (first.isTuple()) {
     std::vector<c10::IValue> elements;
     bool widened = false;
+    const auto type = first.type()->expect<c10::TupleType>();
     for (size_t i = 0; i < first.toTupleRef().elements().size(); ++i) {
       std::vector<c10::IValue> parts;
       for (const c10::IValue& value : values) {
@@ -208,7 +209,8 @@ c10::IValue merge_ivalues(const std::vector<c10::IValue>& values,
       }
       elements.push_back(
           merge_ivalues(parts, detail::index_path(path, i), merger));
-      widened = widened || (elements.back().isList() && !parts[0].isList());
+      widened =
+          widened || !elements.back().type()->isSubtypeOf(*type->elements()[i]);
     }
     return widened ? c10::IValue(c10::ivalue::Tuple::create(elements))
                    : like_tuple(first, std::move(elements));

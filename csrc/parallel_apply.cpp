@@ -94,7 +94,9 @@ void rethrow_with(const std::exception& error, const std::string& where) {
 
 }  // namespace
 
-std::optional<int64_t> current_replica() { return this_replica; }
+std::optional<int64_t> current_replica() {
+  return this_replica;
+}
 
 struct WorkerTeam::Impl {
   struct Job {
@@ -197,8 +199,14 @@ void WorkerTeam::run(const std::vector<int64_t>& replicas,
     return;
   }
   Impl& team = *impl_;
-  TORCH_CHECK(this_team != &team,
-              "parallel_apply: called from inside replica ",
+  const auto count = static_cast<int64_t>(team.devices.size());
+  for (size_t i = 0; i < replicas.size(); ++i) {
+    TORCH_CHECK_VALUE(
+        replicas[i] < count && replicas[i] > (i == 0 ? -1 : replicas[i - 1]),
+        "parallel_apply: replicas[", i, "] is ", replicas[i],
+        ", expected one of ", count, " replicas, each once and in order");
+  }
+  TORCH_CHECK(this_team != &team, "parallel_apply: called from inside replica ",
               this_replica.value_or(0),
               " of the same workers, which cannot wait for themselves");
   if (replicas.size() == 1) {
@@ -220,10 +228,9 @@ void WorkerTeam::run(const std::vector<int64_t>& replicas,
   }
   std::lock_guard one_run(team.one_run);
   const detail::CallerState state(team.devices);
-  const auto on_cpu = static_cast<int>(
-      std::count_if(replicas.begin(), replicas.end(), [&](int64_t replica) {
-        return team.devices[replica].is_cpu();
-      }));
+  const auto on_cpu = static_cast<int>(std::count_if(
+      replicas.begin(), replicas.end(),
+      [&](int64_t replica) { return team.devices[replica].is_cpu(); }));
   const int threads = at::get_num_threads();
   bool intraop_threads_set = false;
   {

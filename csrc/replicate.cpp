@@ -99,9 +99,9 @@ bool same(const Snapshot& seen, const at::Tensor& tensor) {
 int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference()
              ? 0
-             : static_cast<int64_t>(
-                   tensor.unsafeGetTensorImpl()->version_counter()
-                       .current_version());
+             : static_cast<int64_t>(tensor.unsafeGetTensorImpl()
+                                        ->version_counter()
+                                        .current_version());
 }
 
 /// One tensor of the original, and what stands for it in the replicas.
@@ -265,8 +265,8 @@ void ReplicaSet::Impl::collect_kind(
       TORCH_CHECK_TYPE(tie->second == entry_of[i], function, ": ", kind, " ",
                        item.name, " of ", modules[0]->type_name(),
                        " shares a tensor with ", entries[tie->second].name,
-                       " in its replica ", replica,
-                       ", but not in the original", ways_out);
+                       " in its replica ", replica, ", but not in the original",
+                       ways_out);
       auto& handles = entries[entry_of[i]].copies[replica];
       // A member that was assigned after registration: forward uses a tensor
       // that the registry does not know, which a clone cannot follow. Such a
@@ -493,9 +493,8 @@ void ReplicaSet::Impl::lay_out_edges() {
 void ReplicaSet::Impl::put_edges() {
   for (const size_t i : trained) {
     Entry& entry = entries[i];
-    const auto& edges = gradients == Gradients::kToOriginals
-                            ? entry.to_original
-                            : entry.to_stash;
+    const auto& edges = gradients == Gradients::kToOriginals ? entry.to_original
+                                                             : entry.to_stash;
     for (size_t replica = 1; replica < devices.size(); ++replica) {
       for (const at::Tensor& copy : entry.copies[replica]) {
         set_edge(copy, edges[replica]);
@@ -530,9 +529,9 @@ bool ReplicaSet::Impl::follow_originals() {
     for (size_t replica = 1; replica < devices.size(); ++replica) {
       const bool shared = shares(entry, replica);
       const void* expected =
-          shared ? entry.seen.data : data_of(entry.homes[replica].defined()
-                                                 ? entry.homes[replica]
-                                                 : entry.original);
+          shared ? entry.seen.data
+                 : data_of(entry.homes[replica].defined() ? entry.homes[replica]
+                                                          : entry.original);
       for (const at::Tensor& copy : entry.copies[replica]) {
         if (is_strided(entry.original) &&
             (data_of(copy) != expected ||
@@ -590,7 +589,9 @@ ReplicaSet::ReplicaSet(std::string function, std::vector<at::Device> devices,
 
 ReplicaSet::~ReplicaSet() = default;
 
-bool ReplicaSet::same_structure() const { return !impl_->modules[0]->replaced(); }
+bool ReplicaSet::same_structure() const {
+  return !impl_->modules[0]->replaced();
+}
 
 void ReplicaSet::refresh_edges() {
   for (size_t replica = 1; replica < impl_->devices.size(); ++replica) {

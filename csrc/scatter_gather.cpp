@@ -4,14 +4,21 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <sstream>
 
 namespace dataparallel {
 
 namespace rnn = torch::nn::utils::rnn;
 
-InputRule split(int64_t dim) { return {InputRule::Kind::kSplit, dim}; }
-InputRule copy() { return {InputRule::Kind::kCopy, 0}; }
-InputRule split_by_sample() { return {InputRule::Kind::kSplitBySample, 0}; }
+InputRule split(int64_t dim) {
+  return {InputRule::Kind::kSplit, dim};
+}
+InputRule copy() {
+  return {InputRule::Kind::kCopy, 0};
+}
+InputRule split_by_sample() {
+  return {InputRule::Kind::kSplitBySample, 0};
+}
 
 ScatterOptions& ScatterOptions::dim(int64_t value) {
   dim_ = value;
@@ -85,9 +92,9 @@ at::Tensor cut(const at::Tensor& tensor, int64_t dim, int64_t start,
                int64_t size) {
   if (tensor.is_sparse()) {
     return tensor.index_select(
-        dim, at::arange(start, start + size,
-                        at::TensorOptions().dtype(at::kLong).device(
-                            tensor.device())));
+        dim, at::arange(
+                 start, start + size,
+                 at::TensorOptions().dtype(at::kLong).device(tensor.device())));
   }
   return tensor.narrow(dim, start, size);
 }
@@ -150,13 +157,11 @@ void BatchSize::tensor(at::Tensor& tensor, const std::string& path) {
   }
   TORCH_CHECK_VALUE(
       !tensor.is_nested() &&
-          (tensor.layout() == at::kStrided || tensor.is_sparse() ||
-           tensor.is_mkldnn()),
+          (tensor.layout() == at::kStrided || tensor.is_sparse()),
       function_, ": ", path, " has layout ", tensor.layout(),
       tensor.is_nested() ? " (nested)" : "",
       ", which cannot be split; mark it with dataparallel::copy()");
-  const int64_t dim =
-      wrapped_dim(tensor, rule.dim, function_, path, "split");
+  const int64_t dim = wrapped_dim(tensor, rule.dim, function_, path, "split");
   agree(tensor.size(dim), path);
 }
 
@@ -226,8 +231,7 @@ void check_shares(const std::string& function,
 
 InputRule rule_of(const ScatterOptions& options, int64_t position) {
   const auto found = options.inputs().find(position);
-  return found == options.inputs().end() ? split(options.dim())
-                                         : found->second;
+  return found == options.inputs().end() ? split(options.dim()) : found->second;
 }
 
 void not_a_list(const std::string& path) {
@@ -255,6 +259,12 @@ int64_t Join::next_dim(const std::string& path) {
   return dims_[index];
 }
 
+void Join::finish(const std::string& path) const {
+  TORCH_CHECK_VALUE(dims_.size() <= 1 || met_ == dims_.size(),
+                    "gather: output_dims has ", dims_.size(), " entries, but ",
+                    path, " has ", met_, " tensors");
+}
+
 at::Tensor Join::tensors(const std::vector<at::Tensor>& tensors,
                          const std::string& path) {
   const int64_t asked_dim = next_dim(path);
@@ -278,6 +288,11 @@ at::Tensor Join::tensors(const std::vector<at::Tensor>& tensors,
   }
   all([](const at::Tensor& tensor) {
     return std::string("of dtype ") + c10::toString(tensor.scalar_type());
+  });
+  all([](const at::Tensor& tensor) {
+    std::ostringstream layout;
+    layout << "of layout " << tensor.layout();
+    return layout.str();
   });
   all([](const at::Tensor& tensor) {
     return "of " + std::to_string(tensor.dim()) + " dimensions";
@@ -322,8 +337,10 @@ rnn::PackedSequence Join::packed(
     steps.push_back(part);
     lengths.push_back(part_lengths);
   }
-  return rnn::pack_padded_sequence(at::cat(steps, /*dim=*/1),
-                                   at::cat(lengths, /*dim=*/0),
+  const at::Tensor all_lengths = at::cat(lengths, /*dim=*/0);
+  // Sorted parts are not always sorted together.
+  sorted = sorted && at::diff(all_lengths).le(0).all().item<bool>();
+  return rnn::pack_padded_sequence(at::cat(steps, /*dim=*/1), all_lengths,
                                    /*batch_first=*/false, sorted);
 }
 

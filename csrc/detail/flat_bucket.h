@@ -53,7 +53,7 @@ class FlatBucket {
   int64_t bytes_ = 0;
   at::Tensor pack_;
   std::vector<at::Tensor> packed_;  // the sources' places in `pack_`
-  std::vector<at::Tensor> flat_;  // [target], bytes
+  std::vector<at::Tensor> flat_;    // [target], bytes
 };
 
 }  // namespace dataparallel::detail

@@ -67,9 +67,9 @@ variable_list detached(const std::vector<at::Tensor>& tensors) {
 
 struct Bridge : Function<Bridge> {
   // `placeholders` is no at::TensorList, so autograd does not track it.
-  static variable_list forward(
-      AutogradContext* context, at::TensorList originals,
-      const std::vector<at::Tensor>& placeholders) {
+  static variable_list forward(AutogradContext* context,
+                               at::TensorList originals,
+                               const std::vector<at::Tensor>& placeholders) {
     context->set_materialize_grads(false);
     context->saved_data["originals"] = static_cast<int64_t>(originals.size());
     context->saved_data["device"] = originals.front().device();
@@ -104,8 +104,7 @@ struct Stash : Function<Stash> {
 
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    const auto stash =
-        context->saved_data["stash"].toCapsule();
+    const auto stash = context->saved_data["stash"].toCapsule();
     static_cast<GradientStash*>(stash.get())->add(gradients);
     return variable_list(3);
   }
@@ -166,10 +165,9 @@ std::vector<std::vector<Edge>> make_bridge(
       edges_of(Bridge::apply(at::TensorList(originals), flat));
   std::vector<std::vector<Edge>> result;
   for (size_t replica = 0; replica < placeholders.size(); ++replica) {
-    const auto begin = edges.begin() + static_cast<int64_t>(
-                                           replica * originals.size());
-    result.emplace_back(begin,
-                        begin + static_cast<int64_t>(originals.size()));
+    const auto begin =
+        edges.begin() + static_cast<int64_t>(replica * originals.size());
+    result.emplace_back(begin, begin + static_cast<int64_t>(originals.size()));
   }
   return result;
 }
@@ -227,9 +225,8 @@ void GradientStash::add(const std::vector<at::Tensor>& gradients) {
     if (!gradients[i].defined()) {
       continue;
     }
-    gradients_[i] = gradients_[i].defined()
-                        ? plus(gradients_[i], gradients[i])
-                        : gradients[i];
+    gradients_[i] = gradients_[i].defined() ? plus(gradients_[i], gradients[i])
+                                            : gradients[i];
     const at::Device device = gradients[i].device();
     if (!device.is_cpu() &&
         std::find(devices.begin(), devices.end(), device) == devices.end()) {

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Event.h>
 #include <torch/csrc/autograd/edge.h>
 
 #include <mutex>

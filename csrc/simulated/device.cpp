@@ -22,7 +22,9 @@ std::atomic<int64_t> next_stream{1};
 thread_local c10::DeviceIndex thread_device = 0;
 thread_local std::array<c10::StreamId, kMaxDevices> thread_streams{};
 
-c10::Device device_at(c10::DeviceIndex index) { return {kDeviceType, index}; }
+c10::Device device_at(c10::DeviceIndex index) {
+  return {kDeviceType, index};
+}
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -43,7 +45,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(c10::Device device) const override {
     const auto index = device.has_index() ? device.index() : thread_device;
     check_ordinal(index);
-    return c10::Stream(c10::Stream::UNSAFE, device_at(index), thread_streams[index]);
+    return c10::Stream(c10::Stream::UNSAFE, device_at(index),
+                       thread_streams[index]);
   }
   c10::Stream getDefaultStream(c10::Device device) const override {
     const auto index = device.has_index() ? device.index() : thread_device;
@@ -195,25 +198,31 @@ class Hooks final : public at::PrivateUse1HooksInterface {
 
 }  // namespace
 
-c10::DeviceIndex current_device() { return thread_device; }
-
-c10::Stream current_stream(c10::DeviceIndex device) {
-  return c10::Stream(c10::Stream::UNSAFE, device_at(device), thread_streams[device]);
+c10::DeviceIndex current_device() {
+  return thread_device;
 }
 
-int64_t devices_made() { return made; }
+c10::Stream current_stream(c10::DeviceIndex device) {
+  return c10::Stream(c10::Stream::UNSAFE, device_at(device),
+                     thread_streams[device]);
+}
+
+int64_t devices_made() {
+  return made;
+}
 
 void check_ordinal(int64_t device) {
-  TORCH_CHECK(device >= 0 && device < made, "sim error: invalid device ordinal ",
-              device, ", there are ", made.load(), " simulated devices");
+  TORCH_CHECK(device >= 0 && device < made,
+              "sim error: invalid device ordinal ", device, ", there are ",
+              made.load(), " simulated devices");
 }
 
 void make_devices(int64_t count) {
   c10::register_privateuse1_backend("sim");
   c10::SetAllocator(kDeviceType, allocator());
   static const Guard guard;
-  c10::impl::device_guard_impl_registry[static_cast<size_t>(kDeviceType)]
-      .store(&guard);
+  c10::impl::device_guard_impl_registry[static_cast<size_t>(kDeviceType)].store(
+      &guard);
   made = count;
   at::RegisterPrivateUse1HooksInterface(new Hooks);
 }

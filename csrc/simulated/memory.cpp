@@ -26,11 +26,12 @@ void count(int64_t bytes, c10::DeviceIndex device) {
   const int64_t now = usage.now.fetch_add(bytes) + bytes;
   if (limit > 0 && now > limit) {
     usage.now -= bytes;
-    TORCH_CHECK_WITH(
-        OutOfMemoryError, false, "sim out of memory. Tried to allocate ", bytes,
-        " bytes. Device ", static_cast<int>(device), " has a total capacity of ",
-        limit, " bytes of which ", limit - (now - bytes), " bytes are free; ",
-        now - bytes, " bytes are allocated by tensors.");
+    TORCH_CHECK_WITH(OutOfMemoryError, false,
+                     "sim out of memory. Tried to allocate ", bytes,
+                     " bytes. Device ", static_cast<int>(device),
+                     " has a total capacity of ", limit, " bytes of which ",
+                     limit - (now - bytes), " bytes are free; ", now - bytes,
+                     " bytes are allocated by tensors.");
   }
   int64_t peak = usage.peak;
   while (now > peak && !usage.peak.compare_exchange_weak(peak, now)) {
@@ -129,9 +130,13 @@ c10::Allocator* allocator() {
   return allocator;
 }
 
-c10::Allocator* pinned_allocator() { return &pinned(); }
+c10::Allocator* pinned_allocator() {
+  return &pinned();
+}
 
-bool is_pinned(const void* data) { return pinned().holds(data); }
+bool is_pinned(const void* data) {
+  return pinned().holds(data);
+}
 
 c10::DataPtr allocate(size_t bytes, c10::DeviceIndex device) {
   count(static_cast<int64_t>(bytes), device);
@@ -151,9 +156,15 @@ c10::DataPtr adopt(c10::Storage host, c10::DeviceIndex device) {
   return wrap(new Block{{}, std::move(host), data, bytes, device});
 }
 
-void set_memory_bytes(int64_t bytes) { memory_bytes = bytes; }
-int64_t allocated_bytes(int64_t device) { return usages[device].now; }
-int64_t peak_bytes(int64_t device) { return usages[device].peak; }
+void set_memory_bytes(int64_t bytes) {
+  memory_bytes = bytes;
+}
+int64_t allocated_bytes(int64_t device) {
+  return usages[device].now;
+}
+int64_t peak_bytes(int64_t device) {
+  return usages[device].peak;
+}
 
 void reset_peaks() {
   for (Usage& usage : usages) {

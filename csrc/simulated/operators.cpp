@@ -345,10 +345,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell_backward(
           has_bias ? launch.result(grad_gates.sum(0)) : at::Tensor()};
 }
 
-std::tuple<at::Tensor, at::Tensor> gru_cell(
-    const at::Tensor& input_gates, const at::Tensor& hidden_gates,
-    const at::Tensor& hx, const OptionalTensor& input_bias,
-    const OptionalTensor& hidden_bias) {
+std::tuple<at::Tensor, at::Tensor> gru_cell(const at::Tensor& input_gates,
+                                            const at::Tensor& hidden_gates,
+                                            const at::Tensor& hx,
+                                            const OptionalTensor& input_bias,
+                                            const OptionalTensor& hidden_bias) {
   Launch launch("aten::_thnn_fused_gru_cell");
   at::Tensor input = launch.read(input_gates);
   at::Tensor hidden = launch.read(hidden_gates);
@@ -367,8 +368,7 @@ std::tuple<at::Tensor, at::Tensor> gru_cell(
   const at::Tensor fresh = (from_input[2] + reset * from_hidden[2]).tanh();
   const at::Tensor hy = fresh + update * (h - fresh);
   return {launch.result(hy),
-          launch.result(
-              at::cat({reset, update, fresh, h, from_hidden[2]}, 1))};
+          launch.result(at::cat({reset, update, fresh, h, from_hidden[2]}, 1))};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>
@@ -381,8 +381,7 @@ gru_cell_backward(const at::Tensor& grad_hy, const at::Tensor& workspace,
   const at::Tensor& reset = saved[0];
   const at::Tensor& update = saved[1];
   const at::Tensor& fresh = saved[2];
-  const at::Tensor g_update =
-      grad * (saved[3] - fresh) * update * (1 - update);
+  const at::Tensor g_update = grad * (saved[3] - fresh) * update * (1 - update);
   const at::Tensor g_fresh = grad * (1 - update) * (1 - fresh * fresh);
   const at::Tensor g_reset = g_fresh * saved[4] * reset * (1 - reset);
   const at::Tensor grad_input = at::cat({g_reset, g_update, g_fresh}, 1);

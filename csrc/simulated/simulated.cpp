@@ -16,8 +16,8 @@ namespace {
 
 /// One for each pair; index 0 is the CPU.
 template <class T>
-using Pairs = std::array<std::array<std::atomic<T>, kMaxDevices + 1>,
-                         kMaxDevices + 1>;
+using Pairs =
+    std::array<std::array<std::atomic<T>, kMaxDevices + 1>, kMaxDevices + 1>;
 
 std::array<std::atomic<int64_t>, kMaxDevices> kernels;
 Pairs<int64_t> copy_counts;
@@ -61,8 +61,8 @@ void start(const Options& options) {
   static std::mutex mutex;
   std::lock_guard lock(mutex);
   TORCH_CHECK_VALUE(options.devices() >= 1 && options.devices() <= kMaxDevices,
-                    "start: devices is ", options.devices(),
-                    ", expected 1 to ", kMaxDevices);
+                    "start: devices is ", options.devices(), ", expected 1 to ",
+                    kMaxDevices);
   TORCH_CHECK_VALUE(options.memory_bytes() >= 0, "start: memory_bytes is ",
                     options.memory_bytes(),
                     ", expected a positive number, or 0 for no limit");
@@ -76,7 +76,9 @@ void start(const Options& options) {
   RaceDetector::get().fail_on_race(options.fail_on_race());
 }
 
-int64_t device_count() { return devices_made(); }
+int64_t device_count() {
+  return devices_made();
+}
 
 std::string Race::message() const {
   std::ostringstream text;
@@ -86,8 +88,12 @@ std::string Race::message() const {
   return text.str();
 }
 
-std::vector<Race> races() { return RaceDetector::get().races(); }
-void clear_races() { RaceDetector::get().clear(); }
+std::vector<Race> races() {
+  return RaceDetector::get().races();
+}
+void clear_races() {
+  RaceDetector::get().clear();
+}
 
 int64_t memory_allocated(c10::Device device) {
   return allocated_bytes(index_of("memory_allocated", device));
@@ -125,9 +131,13 @@ CorruptCopies::CorruptCopies(c10::Device source, c10::Device target)
   ++corrupt[place_of("CorruptCopies", source)]
            [place_of("CorruptCopies", target)];
 }
-CorruptCopies::~CorruptCopies() { --corrupt[place(source_)][place(target_)]; }
+CorruptCopies::~CorruptCopies() {
+  --corrupt[place(source_)][place(target_)];
+}
 
-void count_kernel(c10::DeviceIndex device) { ++kernels[device]; }
+void count_kernel(c10::DeviceIndex device) {
+  ++kernels[device];
+}
 
 void count_copy(c10::Device source, c10::Device target, int64_t bytes) {
   ++copy_counts[place(source)][place(target)];

@@ -60,8 +60,8 @@ Launch::Launch(std::string name, bool kernel)
     : name_(std::move(name)), kernel_(kernel) {}
 
 void Launch::on(c10::Device device) {
-  on_ = device.has_index() ? device
-                           : c10::Device(kDeviceType, current_device());
+  on_ =
+      device.has_index() ? device : c10::Device(kDeviceType, current_device());
   check_ordinal(on_->index());
 }
 

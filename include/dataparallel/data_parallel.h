@@ -114,7 +114,8 @@ Call<Args...> scatter_call(const std::vector<at::Device>& devices,
   const auto each = [&](auto&& act) {
     [&]<size_t... I>(std::index_sequence<I...>) {
       (act(args, std::integral_constant<size_t, I>()), ...);
-    }(std::index_sequence_for<Args...>());
+    }
+    (std::index_sequence_for<Args...>());
   };
   each([&](const auto& arg, auto index) {
     batch.rule = rule_of(options, static_cast<int64_t>(index()));
@@ -135,7 +136,8 @@ Call<Args...> scatter_call(const std::vector<at::Device>& devices,
       };
       call.parts.emplace_back(
           part.template operator()<Args>(static_cast<Args&&>(args), I)...);
-    }(std::index_sequence_for<Args...>());
+    }
+    (std::index_sequence_for<Args...>());
   }
   return call;
 }
@@ -187,7 +189,9 @@ struct WeightedLoss {
   at::Tensor loss;
   at::Tensor weight;  // undefined: the number of samples
 };
-inline WeightedLoss weighted_loss(at::Tensor loss) { return {loss, {}}; }
+inline WeightedLoss weighted_loss(at::Tensor loss) {
+  return {loss, {}};
+}
 inline WeightedLoss weighted_loss(std::pair<at::Tensor, at::Tensor> loss) {
   return {loss.first, loss.second};
 }
@@ -211,10 +215,10 @@ class DataParallelImpl : public detail::WrapperBase {
                             Factory factory = {})
       : WrapperBase("DataParallel"),
         options_(std::move(options)),
-        replicas_(module,
-                  options_.devices().empty() ? default_devices()
-                                             : options_.devices(),
-                  options_.bucket_bytes(), std::move(factory), "DataParallel"),
+        replicas_(
+            module,
+            options_.devices().empty() ? default_devices() : options_.devices(),
+            options_.bucket_bytes(), std::move(factory), "DataParallel"),
         team_(replicas_.devices()),
         output_device_(check_device(
             "DataParallel", "output_device",
@@ -248,9 +252,8 @@ class DataParallelImpl : public detail::WrapperBase {
   template <class Result = void, class... Args>
   auto forward(Args&&... args) {
     using Traits = detail::ModuleTraits<M>;
-    using Returned =
-        std::decay_t<decltype(Traits::template forward<Result>(
-            std::declval<M&>(), std::declval<Args>()...))>;
+    using Returned = std::decay_t<decltype(Traits::template forward<Result>(
+        std::declval<M&>(), std::declval<Args>()...))>;
     std::lock_guard lock(mutex_);
     auto call = detail::scatter_call(devices(), options_.scatter(),
                                      argument_names(sizeof...(Args)),
@@ -336,8 +339,7 @@ class DataParallelImpl : public detail::WrapperBase {
   void refresh_structure() {
     std::lock_guard lock(mutex_);
     if constexpr (!std::is_same_v<M, torch::jit::Module>) {
-      replace_module("module",
-                     detail::ModuleTraits<M>::shown(replicas_[0]));
+      replace_module("module", detail::ModuleTraits<M>::shown(replicas_[0]));
     }
     replicas_.refresh_structure();
   }
@@ -376,7 +378,8 @@ class DataParallelImpl : public detail::WrapperBase {
       [&]<size_t... I>(std::index_sequence<I...>) {
         body(at, replicas_[replica],
              detail::as_written<Args>(std::get<I>(call.parts[at]))...);
-      }(std::index_sequence_for<Args...>());
+      }
+      (std::index_sequence_for<Args...>());
     });
   }
 
@@ -384,9 +387,8 @@ class DataParallelImpl : public detail::WrapperBase {
   template <class... Args>
   static std::vector<at::Tensor> first_inputs(detail::Call<Args...>& call) {
     detail::CollectTensors inputs;
-    std::apply(
-        [&](auto&... kept) { (visit_nested(kept, inputs), ...); },
-        call.parts.front());
+    std::apply([&](auto&... kept) { (visit_nested(kept, inputs), ...); },
+               call.parts.front());
     return inputs.tensors;
   }
 
@@ -413,7 +415,9 @@ class DataParallelImpl : public detail::WrapperBase {
       join.replicas.push_back(call.chunks[i].replica);
       values.push_back(std::move(*results[i]));
     }
-    return merge_nested(values, "result", join);
+    Returned result = merge_nested(values, "result", join);
+    join.finish("result");
+    return result;
   }
 
   template <class Inputs, class Targets, class Act>
@@ -426,8 +430,8 @@ class DataParallelImpl : public detail::WrapperBase {
       auto rules = options.inputs();
       rules[sizeof...(args)] = split(options.dim());
       options.inputs(std::move(rules));
-      auto call = detail::scatter_call(devices(), options, names, args...,
-                                       targets);
+      auto call =
+          detail::scatter_call(devices(), options, names, args..., targets);
       return act(call);
     };
     if constexpr (detail::is_specialization<Inputs, std::tuple>) {
@@ -448,7 +452,8 @@ class DataParallelImpl : public detail::WrapperBase {
       auto output = [&]<size_t... I>(std::index_sequence<I...>) {
         return detail::ModuleTraits<M>::template forward<void>(
             module, std::get<I>(std::move(all))...);
-      }(std::make_index_sequence<kInputs>());
+      }
+      (std::make_index_sequence<kInputs>());
       losses[at] =
           detail::weighted_loss(loss_fn(output, std::get<kInputs>(all)));
       detail::check_loss(losses[at].loss);
@@ -485,8 +490,9 @@ class DataParallelImpl : public detail::WrapperBase {
 
   template <class... Args, class LossFn>
   at::Tensor forward_backward(detail::Call<Args...>& call, LossFn& loss_fn) {
-    constexpr bool kOwnWeights = !std::is_same_v<
-        std::decay_t<decltype(loss_of(call, loss_fn))>, at::Tensor>;
+    constexpr bool kOwnWeights =
+        !std::is_same_v<std::decay_t<decltype(loss_of(call, loss_fn))>,
+                        at::Tensor>;
     if (call.chunks.size() == 1) {
       const auto losses = run_losses(call, loss_fn, [](auto&, int64_t) {});
       detail::run_backward(losses.front().loss);
@@ -501,8 +507,8 @@ class DataParallelImpl : public detail::WrapperBase {
     const auto backward = [&](const detail::WeightedLoss& loss,
                               const at::Tensor& share) {
       replicas_.set().redirect({loss.loss}, {});
-      detail::run_backward(detail::weighted_sum({loss.loss}, {share},
-                                                loss.loss.device()));
+      detail::run_backward(
+          detail::weighted_sum({loss.loss}, {share}, loss.loss.device()));
     };
     std::vector<detail::WeightedLoss> losses;
     if constexpr (kOwnWeights) {
@@ -516,9 +522,9 @@ class DataParallelImpl : public detail::WrapperBase {
     } else {
       losses = run_losses(
           call, loss_fn, [&](const detail::WeightedLoss& loss, int64_t at) {
-            backward(loss, detail::scalar(
-                               static_cast<double>(call.chunks[at].size) /
-                               static_cast<double>(*call.samples)));
+            backward(loss,
+                     detail::scalar(static_cast<double>(call.chunks[at].size) /
+                                    static_cast<double>(*call.samples)));
           });
     }
     auto gradients = replicas_.set().take_gradients();
@@ -540,12 +546,14 @@ class DataParallelImpl : public detail::WrapperBase {
     auto all = [&]<size_t... I>(std::index_sequence<I...>) {
       return std::forward_as_tuple(
           detail::as_written<Args>(std::get<I>(call.parts[0]))...);
-    }(std::index_sequence_for<Args...>());
+    }
+    (std::index_sequence_for<Args...>());
     constexpr size_t kInputs = sizeof...(Args) - 1;
     auto output = [&]<size_t... I>(std::index_sequence<I...>) {
       return detail::ModuleTraits<M>::template forward<void>(
           replicas_[0], std::get<I>(std::move(all))...);
-    }(std::make_index_sequence<kInputs>());
+    }
+    (std::make_index_sequence<kInputs>());
     return loss_fn(output, std::get<kInputs>(all));
   }
 

@@ -7,6 +7,7 @@
 #include <torch/nn/utils/rnn.h>
 #include <torch/ordered_dict.h>
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <map>
@@ -88,8 +89,8 @@ template <class T>
 concept Tuple =
     is_specialization<T, std::tuple> || is_specialization<T, std::pair>;
 template <class T>
-concept Sequence = (is_specialization<T, std::vector> || is_std_array<T>) &&
-                   !std::same_as<T, std::vector<bool>>;
+concept Sequence = (is_specialization<T, std::vector> ||
+                    is_std_array<T>)&&!std::same_as<T, std::vector<bool>>;
 template <class T>
 concept Map =
     is_specialization<T, std::map> || is_specialization<T, std::unordered_map>;
@@ -98,7 +99,9 @@ concept OrderedMap = is_specialization<T, torch::OrderedDict>;
 template <class T>
 concept Optional = is_specialization<T, std::optional>;
 template <class T>
-concept Struct = requires(T& value) { nested_struct<T>::tie(value); };
+concept Struct = requires(T& value) {
+  nested_struct<T>::tie(value);
+};
 template <class T>
 concept TensorLeaf = std::same_as<T, at::Tensor>;
 template <class T>
@@ -108,9 +111,8 @@ concept Dynamic = std::same_as<T, c10::IValue>;
 
 /// True for the types that are walked; everything else is plain.
 template <class T>
-concept Nested =
-    TensorLeaf<T> || PackedLeaf<T> || Dynamic<T> || Tuple<T> || Sequence<T> ||
-    Map<T> || OrderedMap<T> || Optional<T> || Struct<T>;
+concept Nested = TensorLeaf<T> || PackedLeaf<T> || Dynamic<T> || Tuple<T> ||
+    Sequence<T> || Map<T> || OrderedMap<T> || Optional<T> || Struct<T>;
 
 inline std::string index_path(const std::string& path, size_t index) {
   return path + "[" + std::to_string(index) + "]";
@@ -165,13 +167,15 @@ void visit_leaves(T& value, const std::string& path, LeafVisitor& visitor) {
     [&]<size_t... I>(std::index_sequence<I...>) {
       (visit_leaves(std::get<I>(value), detail::index_path(path, I), visitor),
        ...);
-    }(std::make_index_sequence<std::tuple_size_v<T>>());
+    }
+    (std::make_index_sequence<std::tuple_size_v<T>>());
   } else if constexpr (detail::Struct<T>) {
     auto members = nested_struct<T>::tie(value);
     [&]<size_t... I>(std::index_sequence<I...>) {
       (visit_leaves(std::get<I>(members), detail::index_path(path, I), visitor),
        ...);
-    }(std::make_index_sequence<std::tuple_size_v<decltype(members)>>());
+    }
+    (std::make_index_sequence<std::tuple_size_v<decltype(members)>>());
   }
 }
 
@@ -189,6 +193,17 @@ void check_same(const std::vector<const T*>& values, const std::string& path,
   if (!same) {
     merger.differ(path, descriptions);
   }
+}
+
+/// Equal, or not a number both.
+template <class T>
+bool same_plain(const T& a, const T& b) {
+  if constexpr (std::floating_point<T>) {
+    if (a != a && b != b) {
+      return true;
+    }
+  }
+  return a == b;
 }
 
 template <class T>
@@ -265,7 +280,8 @@ void merge_members(T& result, const std::vector<const T*>& values,
           merge_into(part, parts, index_path(path, I), merger);
         }(),
         ...);
-  }(std::make_index_sequence<std::tuple_size_v<std::remove_cvref_t<Parts>>>());
+  }
+  (std::make_index_sequence<std::tuple_size_v<std::remove_cvref_t<Parts>>>());
 }
 
 /// `result` starts as a copy of `*values[0]`.
@@ -283,7 +299,9 @@ void merge_into(T& result, const std::vector<const T*>& values,
       return std::string(value.has_value() ? "a value" : "None");
     });
     if (result.has_value()) {
-      merge_into(*result, each(values, [](const T& v) -> auto& { return *v; }),
+      merge_into(*result,
+                 each(
+                     values, [](const T& v) -> auto& { return *v; }),
                  path, merger);
     }
   } else if constexpr (Sequence<T>) {
@@ -292,15 +310,25 @@ void merge_into(T& result, const std::vector<const T*>& values,
     });
     for (size_t i = 0; i < result.size(); ++i) {
       merge_into(result[i],
-                 each(values, [i](const T& v) -> auto& { return v[i]; }),
+                 each(
+                     values, [i](const T& v) -> auto& { return v[i]; }),
                  index_path(path, i), merger);
     }
   } else if constexpr (Map<T>) {
-    check_same(values, path, merger, describe_keys<T>);
+    check_same(values, path, merger, [&result](const T& map) {
+      bool same = map.size() == result.size();
+      for (const auto& item : result) {
+        same = same && map.contains(item.first);
+      }
+      const std::string keys = describe_keys<T>(map);
+      // Keys that have no text may differ where their descriptions do not.
+      return same || keys != describe_keys<T>(result) ? keys : "other " + keys;
+    });
     for (auto& [key, mapped] : result) {
       const auto& k = key;
       merge_into(mapped,
-                 each(values, [&k](const T& v) -> auto& { return v.at(k); }),
+                 each(
+                     values, [&k](const T& v) -> auto& { return v.at(k); }),
                  key_path(path, key), merger);
     }
   } else if constexpr (OrderedMap<T>) {
@@ -308,7 +336,8 @@ void merge_into(T& result, const std::vector<const T*>& values,
     for (auto& item : result) {
       merge_into(
           item.value(),
-          each(values, [&](const T& v) -> auto& { return v[item.key()]; }),
+          each(
+              values, [&](const T& v) -> auto& { return v[item.key()]; }),
           key_path(path, item.key()), merger);
     }
   } else if constexpr (Tuple<T>) {
@@ -322,7 +351,7 @@ void merge_into(T& result, const std::vector<const T*>& values,
                   "a dataparallel::nested_struct or an operator==");
     bool same = true;
     for (const T* value : values) {
-      same = same && *value == result;
+      same = same && same_plain(*value, result);
     }
     if (!same) {
       std::vector<std::string> descriptions;

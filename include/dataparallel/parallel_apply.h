@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <dataparallel/devices.h>
 #include <dataparallel/export.h>
+#include <dataparallel/nested.h>
 
 #include <functional>
 #include <memory>
@@ -33,6 +34,9 @@ DATAPARALLEL_EXPORT std::optional<int64_t> current_replica();
 /// own type after all have finished; its message gains `replica 1 on cuda:1`
 /// where the type is one of torch's or of the standard library, for other types
 /// a warning says so.
+///
+/// Throws `c10::ValueError` if `replicas` are not numbers of the team's devices
+/// in ascending order, each once.
 ///
 /// Thread safety: one `run` at a time, further callers wait. Do not call `run`
 /// of a team from inside its own bodies: that is an error.
@@ -87,19 +91,18 @@ auto parallel_apply(std::vector<Module>& modules,
                     const std::vector<Input>& inputs,
                     const std::vector<at::Device>& devices) {
   const auto call = [](Module& module, const Input& input) {
-    if constexpr (requires { std::tuple_size<Input>::value; }) {
+    if constexpr (detail::is_specialization<Input, std::tuple>) {
       return std::apply(module, input);
     } else {
       return module(input);
     }
   };
-  using Output = std::decay_t<std::invoke_result_t<decltype(call), Module&,
-                                                   const Input&>>;
+  using Output =
+      std::decay_t<std::invoke_result_t<decltype(call), Module&, const Input&>>;
   TORCH_CHECK_VALUE(
       modules.size() == inputs.size() && inputs.size() == devices.size(),
-      "parallel_apply: there are ", modules.size(), " modules, ",
-      inputs.size(), " inputs and ", devices.size(),
-      " devices, expected as many of each");
+      "parallel_apply: there are ", modules.size(), " modules, ", inputs.size(),
+      " inputs and ", devices.size(), " devices, expected as many of each");
   const auto checked = check_devices("parallel_apply", devices);
   std::vector<int64_t> replicas(modules.size());
   for (size_t i = 0; i < replicas.size(); ++i) {

@@ -119,41 +119,38 @@ DATAPARALLEL_EXPORT c10::IValue slice_list(const c10::IValue& list,
 
 template <class T>
 void measure(const T& value, const std::string& path, BatchSize& batch) {
-  if constexpr (Nested<T>) {
-    if (batch.rule.kind == InputRule::Kind::kSplitBySample) {
-      if constexpr (is_specialization<T, std::vector>) {
-        batch.list(static_cast<int64_t>(value.size()), path);
+  if (batch.rule.kind == InputRule::Kind::kSplitBySample) {
+    if constexpr (is_specialization<T, std::vector>) {
+      batch.list(static_cast<int64_t>(value.size()), path);
+      return;
+    } else if constexpr (Dynamic<T>) {
+      if (value.isList()) {
+        batch.list(static_cast<int64_t>(value.toListRef().size()), path);
         return;
-      } else if constexpr (Dynamic<T>) {
-        if (value.isList()) {
-          batch.list(static_cast<int64_t>(value.toListRef().size()), path);
-          return;
-        }
       }
-      not_a_list(path);
     }
+    not_a_list(path);
+  }
+  if constexpr (Nested<T>) {
     if (batch.rule.kind == InputRule::Kind::kSplit) {
       T seen = value;
       visit_leaves(seen, path, batch);
     }
-  } else if (batch.rule.kind == InputRule::Kind::kSplitBySample) {
-    not_a_list(path);
   }
 }
 
 template <class T>
 T take(const T& value, const std::string& path, TakeChunk& chunk) {
   T part = value;
-  if constexpr (Nested<T>) {
-    if (chunk.rule.kind == InputRule::Kind::kSplitBySample && !chunk.whole) {
-      const auto start = chunk.chunk.start;
-      if constexpr (is_specialization<T, std::vector>) {
-        part = T(value.begin() + start,
-                 value.begin() + start + chunk.chunk.size);
-      } else if constexpr (Dynamic<T>) {
-        part = slice_list(value, chunk.chunk);
-      }
+  if (chunk.rule.kind == InputRule::Kind::kSplitBySample && !chunk.whole) {
+    const auto start = chunk.chunk.start;
+    if constexpr (is_specialization<T, std::vector>) {
+      part = T(value.begin() + start, value.begin() + start + chunk.chunk.size);
+    } else if constexpr (Dynamic<T>) {
+      part = slice_list(value, chunk.chunk);
     }
+  }
+  if constexpr (Nested<T>) {
     visit_leaves(part, path, chunk);
   }
   return part;
@@ -170,6 +167,8 @@ class DATAPARALLEL_EXPORT Join : public LeafMerger {
   torch::nn::utils::rnn::PackedSequence packed(
       const std::vector<torch::nn::utils::rnn::PackedSequence>& sequences,
       const std::string& path) override;
+  /// Afterwards: throws if there are more dimensions than tensors.
+  void finish(const std::string& path) const;
 
  private:
   int64_t next_dim(const std::string& path);
@@ -222,7 +221,8 @@ std::vector<T> scatter(const T& inputs, const std::vector<at::Device>& devices,
     if constexpr (detail::is_specialization<T, std::tuple>) {
       [&]<size_t... I>(std::index_sequence<I...>) {
         (act(std::get<I>(value), I, detail::index_path("inputs", I)), ...);
-      }(std::make_index_sequence<std::tuple_size_v<T>>());
+      }
+      (std::make_index_sequence<std::tuple_size_v<T>>());
     } else {
       act(value, 0, std::string("inputs"));
     }
@@ -272,13 +272,15 @@ T gather(const std::vector<T>& values, at::Device target, int64_t dim = 0,
          std::vector<int64_t> output_dims = {}) {
   TORCH_CHECK_VALUE(!values.empty(),
                     "gather: values is empty, expected one value at least");
-  detail::Join join(check_device("gather", "target", target),
-                    output_dims.empty() ? std::vector<int64_t>{dim}
-                                        : std::move(output_dims));
+  detail::Join join(
+      check_device("gather", "target", target),
+      output_dims.empty() ? std::vector<int64_t>{dim} : std::move(output_dims));
   for (size_t i = 0; i < values.size(); ++i) {
     join.replicas.push_back(static_cast<int64_t>(i));
   }
-  return merge_nested(values, "result", join);
+  T result = merge_nested(values, "result", join);
+  join.finish("result");
+  return result;
 }
 
 }  // namespace dataparallel

@@ -33,9 +33,7 @@ def train(*arguments, **environment):
 
 
 def accuracies(output):
-    return re.findall(
-        r"^Held-out accuracy, .*: ([\d.]+) % ", output, re.MULTILINE
-    )
+    return re.findall(r"^Held-out accuracy, .*: ([\d.]+) % ", output, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +89,7 @@ def test_bad_arguments_are_refused_with_one_sentence(arguments, sentence):
         (bytes(129) + bytes([10]), "a label above 9"),
     ],
 )
-def test_a_bad_data_file_is_refused_with_one_sentence(
-    tmp_path, content, sentence
-):
+def test_a_bad_data_file_is_refused_with_one_sentence(tmp_path, content, sentence):
     path = tmp_path / "digits.u8"
     path.write_bytes(content)
     result = train("--devices", "cpu", "--data", str(path))

@@ -41,7 +41,9 @@ inline std::vector<Devices> device_lists() {
 }
 
 /// Two lists, for tests that are slow: three CPU replicas, three devices.
-inline std::vector<Devices> short_device_lists() { return {cpu(3), sim(3)}; }
+inline std::vector<Devices> short_device_lists() {
+  return {cpu(3), sim(3)};
+}
 
 /// In a test: no race may have been seen when it ends.
 class NoRaces {
