@@ -394,7 +394,12 @@ void ReplicaSet::Impl::place(Entry& entry, size_t replica,
                              const at::Tensor& home) {
   for (const at::Tensor& copy : entry.copies[replica]) {
     clear_edge(copy);
+    const bool was_inference = copy.is_inference();
     copy.set_data(home);
+    if (was_inference && !copy.is_inference()) {
+      // `set_data` makes it a normal tensor, but for the version counter.
+      copy.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(0));
+    }
     if (shares(entry, replica) && !entry.original.is_inference()) {
       copy.unsafeGetTensorImpl()->set_version_counter(
           entry.original.unsafeGetTensorImpl()->version_counter());

@@ -181,7 +181,14 @@ at::Tensor Launch::result(const at::Tensor& tensor) {
   const auto same_memory =
       storage_at_.find(tensor.storage().unsafeGetStorageImpl());
   if (same_memory != storage_at_.end()) {
-    return make_tensor(seen_[same_memory->second].simulated.storage(), tensor);
+    // As torch's own views: of a normal tensor a normal one, in inference mode
+    // too.
+    const at::Tensor& base = seen_[same_memory->second].simulated;
+    at::Tensor view = at::detail::make_tensor<at::TensorImpl>(
+        at::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(),
+        tensor.dtype());
+    copy_layout(tensor, view);
+    return view;
   }
   const auto index = device().index();
   const size_t bytes = tensor.storage().nbytes();

@@ -163,7 +163,9 @@ TEST_CASE("a replica lists its own parameters and buffers in forward",
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
   auto net = test::make<Introspective>(devices[0]);
-  dp::DataParallel<Introspective> model(net, on(devices));
+  // torch's C++ ParameterList and ParameterDict cannot be cloned.
+  dp::DataParallel<Introspective> model(
+      net, on(devices), [](torch::Device) { return Introspective(); });
   std::vector<IntrospectiveImpl::Seen> seen(devices.size());
   model(batch_on(devices[0], 8), &seen);
   std::vector<std::string> names = net->named_parameters().keys();

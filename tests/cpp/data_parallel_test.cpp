@@ -350,6 +350,9 @@ TEST_CASE("a module built in inference mode works there", "[data_parallel]") {
   test::check_equal("output", model(x), net(x));
   net->last->weight.mul_(2);
   test::check_equal("output", model(x), net(x));
+  model->train();
+  CHECK_NOTHROW(model(x));
+  CHECK(net->norm->num_batches_tracked.item<int64_t>() == 1);
 }
 
 TEST_CASE("the function form is one call of a wrapper", "[data_parallel]") {

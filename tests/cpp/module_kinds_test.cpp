@@ -68,6 +68,16 @@ def forward(self, x, times: float = 1.0):
   return module;
 }
 
+/// A copy whose parameters are leaves, as the original's.
+torch::jit::Module twin_of(const torch::jit::Module& module) {
+  torch::NoGradGuard no_grad;
+  torch::jit::Module copy = module.deepcopy();
+  for (at::Tensor parameter : copy.parameters()) {
+    parameter.requires_grad_();
+  }
+  return copy;
+}
+
 std::vector<at::Tensor> all_tensors(const torch::jit::Module& module) {
   std::vector<at::Tensor> tensors;
   for (const auto& value : module._ivalue()->slots()) {
@@ -172,7 +182,7 @@ TEST_CASE("a scripted module trains as on one device", "[module_kinds][jit]") {
   INFO(test::name(devices));
   test::NoRaces no_races;
   torch::jit::Module net = scripted(devices[0]);
-  torch::jit::Module single = net.deepcopy();
+  torch::jit::Module single = twin_of(net);
   dp::DataParallel<torch::jit::Module> model(net, on(devices));
   torch::optim::SGD optimizer(model->parameters(), 0.1);
   std::vector<at::Tensor> single_parameters;
@@ -297,7 +307,7 @@ TEST_CASE("an error in a scripted replica names the replica",
   torch::jit::Module net("fails");
   net.define("def forward(self, x):\n  return torch.mm(x, x)\n");
   dp::DataParallel<torch::jit::Module> model(net, on(test::cpu(2)));
-  CHECK_THROWS_WITH(model(batch_on(torch::kCPU)), Contains("replica 0 on cpu"));
+  CHECK_THROWS_WITH(model(batch_on(torch::kCPU)), Contains("replica 1 on cpu"));
 }
 
 TEST_CASE("a factory makes the replicas of a module that cannot be cloned",
@@ -346,7 +356,7 @@ def forward(self, x):
     y, h, c = torch.lstm(x, [zeros, zeros], weights, True, 1, 0.0, False, False, True)
     return y
 )");
-  torch::jit::Module single = net.deepcopy();
+  torch::jit::Module single = twin_of(net);
   dp::DataParallel<torch::jit::Module> model(net, on(devices));
   const auto x = torch::randn({5, 3, 4}, options);
   for (int pass = 0; pass < 3; ++pass) {

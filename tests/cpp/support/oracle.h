@@ -31,9 +31,13 @@ inline void check_equal(const std::string& what, const torch::Tensor& got,
   const double bound = within < 0 ? tolerance(got.scalar_type()) : within;
   const torch::Tensor a = got.detach().to(torch::kCPU).to_dense();
   const torch::Tensor b = expected.detach().to(torch::kCPU).to_dense();
-  INFO("got " << a << "\nexpected " << b);
-  CHECK(torch::allclose(a, b, /*rtol=*/bound, /*atol=*/bound,
-                        /*equal_nan=*/true));
+  const bool close = torch::allclose(a, b, /*rtol=*/bound, /*atol=*/bound,
+                                     /*equal_nan=*/true);
+  if (close) {
+    SUCCEED();
+  } else {
+    FAIL_CHECK("got " << a << "\nexpected " << b);
+  }
 }
 
 inline bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
