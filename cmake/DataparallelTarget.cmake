@@ -25,6 +25,8 @@ function(dataparallel_configure_target target)
     # vptr needs type information that torch's hidden classes do not export.
     set(flags -fsanitize=${DATAPARALLEL_SANITIZE} -fno-sanitize=vptr)
     target_compile_options(${target} PRIVATE ${flags} -fno-omit-frame-pointer)
+    # GCC warns falsely of the standard library's own code when it instruments.
+    target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
     target_link_options(${target} PRIVATE ${flags})
   endif()
 endfunction()
