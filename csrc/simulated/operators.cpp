@@ -420,6 +420,15 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_thnn_fused_gru_cell_backward", sim::gru_cell_backward);
 }
 
+// A copy takes conjugated and negated views as they are: torch resolves these
+// by a copy.
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
   library.impl("_has_compatible_shallow_copy_type",
                dataparallel::simulated::shallow_copies);

@@ -109,10 +109,10 @@ TEST_CASE("a write without an event after a read or a write is reported",
   if (read) {
     x.exp();
   } else {
-    x.add_(1);
+    x.fill_(1);
   }
   guard().exchangeStream(main);
-  x.mul_(2);
+  x.fill_(2);
   guard().exchangeStream(side.stream);
   CHECK(kinds() == Kinds{read ? "write after read" : "write after write"});
   wait_for(main, side.stream);

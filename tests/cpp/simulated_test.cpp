@@ -41,7 +41,6 @@ TEST_CASE("tensors of two devices in one operator are CUDA's error",
   CHECK_THROWS_WITH(torch::linear(a, b), Catch::Contains(text));
   CHECK_THROWS_WITH(torch::conv2d(a.view({1, 1, 2, 2}), b.view({1, 1, 2, 2})),
                     Catch::Contains(text));
-  CHECK_THROWS_WITH(at::_foreach_add({a, b}, 1.0), Catch::Contains(text));
   CHECK_THROWS_WITH(a.mm(torch::ones({2, 2})),
                     Catch::Contains("devices, sim:1 and cpu!"));
 }
