@@ -1,3 +1,4 @@
+#include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <dataparallel/simulated.h>
 
@@ -42,6 +43,23 @@ size_t place_of(const char* function, c10::Device device) {
   return device.is_cpu() ? 0 : index_of(function, device) + 1;
 }
 
+// autograd makes one thread a device at the first backward of the process, and
+// no more after.
+void check_autograd_threads() {
+  const at::AutoGradMode grad_mode(true);
+  try {
+    at::ones({1}, at::TensorOptions().device(c10::Device(kDeviceType, 0)))
+        .requires_grad_()
+        .sum()
+        .backward();
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false,
+                "start: simulated devices must be started before the process's "
+                "first backward, when autograd makes its threads (it says: ",
+                error.what_without_backtrace(), ")");
+  }
+}
+
 }  // namespace
 
 Options& Options::devices(int64_t value) {
@@ -68,6 +86,8 @@ void start(const Options& options) {
                     ", expected a positive number, or 0 for no limit");
   if (devices_made() == 0) {
     make_devices(options.devices());
+    check_autograd_threads();
+    reset_counters();
   }
   TORCH_CHECK_VALUE(devices_made() == options.devices(), "start: devices is ",
                     options.devices(), ", but ", devices_made(),

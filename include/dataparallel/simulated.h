@@ -42,6 +42,8 @@ struct DATAPARALLEL_SIMULATED_EXPORT Options {
 /// Makes the devices; `torch::Device("sim:1")` can be written from then on, and
 /// they are the process's accelerator (`at::getAccelerator()`).
 ///
+/// Call it before the process's first backward: autograd makes one thread a
+/// device then, and no more after; too late is a `c10::Error` that says so.
 /// Before it, nothing in the process is changed. Calling it again with the same
 /// number of devices changes the other options only; with another number:
 /// `c10::ValueError`, as for a number that is not 1 to 64.
