@@ -5,11 +5,9 @@
 // Autocast on simulated devices: torch's own lists of operators, the same that
 // CUDA uses.
 
-// torch's macros name its types without their namespace.
-using at::IntArrayRef;
-using at::Scalar;
-using at::ScalarType;
-using at::Tensor;
+// torch's macros name its types without their namespace, and which ones they
+// name differs between versions.
+using namespace at;
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFallthrough());
