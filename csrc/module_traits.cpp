@@ -225,8 +225,7 @@ class ShownScriptModule : public torch::nn::Module {
       register_module(child.name,
                       std::make_shared<ShownScriptModule>(child.value));
     }
-    is_training_shown_ = script_.is_training();
-    torch::nn::Module::train(is_training_shown_);
+    torch::nn::Module::train(script_.is_training());
   }
 
   void train(bool on = true) override {
@@ -240,7 +239,6 @@ class ShownScriptModule : public torch::nn::Module {
 
  private:
   torch::jit::Module script_;
-  bool is_training_shown_ = true;
 };
 
 class KeepGenerator {

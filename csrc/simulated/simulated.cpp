@@ -87,7 +87,11 @@ void start(const Options& options) {
                     ", expected a positive number, or 0 for no limit");
   if (devices_made() == 0) {
     make_devices(options.devices());
+  }
+  static bool threads_checked = false;
+  if (!threads_checked) {
     check_autograd_threads();
+    threads_checked = true;
     reset_counters();
   }
   TORCH_CHECK_VALUE(devices_made() == options.devices(), "start: devices is ",

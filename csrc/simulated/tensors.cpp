@@ -140,7 +140,6 @@ at::Tensor Launch::view(const at::Tensor& tensor, bool write) {
 }
 
 void Launch::start() {
-  started_ = true;
   if (!kernel_) {
     return;
   }

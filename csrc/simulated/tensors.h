@@ -58,7 +58,6 @@ class Launch {
   std::string name_;
   bool kernel_;
   bool allow_cpu_ = false;
-  bool started_ = false;
   std::optional<c10::Device> device_;
   std::optional<c10::Device> on_;
   std::optional<c10::Device> cpu_seen_;
