@@ -64,14 +64,6 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
       index_of(device));
 }
 
-std::vector<RaceDetector::Access> access_to(const at::Tensor& tensor,
-                                            bool write) {
-  if (tensor.storage().nbytes() == 0) {
-    return {};
-  }
-  return {{tensor.storage().data(), write}};
-}
-
 void order(StreamKey before, StreamKey after) {
   VectorClock event;
   RaceDetector::get().record(event, before);
@@ -91,30 +83,24 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target,
   const auto stream = [](c10::Device device) {
     return key_of(current_stream(device.index()));
   };
+  const std::vector<RaceDetector::Access> both{
+      access_to(source, /*write=*/false), access_to(target, /*write=*/true)};
   if (from == to) {
-    auto accesses = access_to(source, false);
-    for (const auto& access : access_to(target, true)) {
-      accesses.push_back(access);
-    }
     count_kernel(to.index());
-    detector.access("aten::copy_", stream(to), accesses);
+    detector.access("aten::copy_", stream(to), both);
   } else if (!is_simulated(source)) {
     count_copy(from, to, static_cast<int64_t>(target.nbytes()));
-    detector.access("aten::copy_", stream(to), access_to(target, true));
+    detector.access("aten::copy_", stream(to), both);
   } else if (!is_simulated(target)) {
     count_copy(from, to, static_cast<int64_t>(target.nbytes()));
-    detector.access("aten::copy_", stream(from), access_to(source, false));
+    detector.access("aten::copy_", stream(from), both);
     if (!non_blocking || !is_pinned(target.const_data_ptr())) {
       detector.synchronize(stream(from));
     }
   } else {
     count_copy(from, to, static_cast<int64_t>(target.nbytes()));
     order(stream(to), stream(from));
-    auto accesses = access_to(source, false);
-    for (const auto& access : access_to(target, true)) {
-      accesses.push_back(access);
-    }
-    detector.access("aten::copy_", stream(from), accesses);
+    detector.access("aten::copy_", stream(from), both);
     order(stream(from), stream(to));
   }
   Launch source_side("aten::copy_", /*kernel=*/false);
@@ -144,8 +130,8 @@ void foreach_copy(at::TensorList targets, at::TensorList sources, bool) {
               sources.size(), " and ", targets.size());
   const c10::Device device = targets.front().device();
   std::vector<size_t> together;
-  std::vector<RaceDetector::Access> accesses;
-  const void* last_written = nullptr;
+  std::vector<RaceDetector::Access> reads;
+  std::vector<RaceDetector::Access> writes;
   for (size_t i = 0; i < targets.size(); ++i) {
     if (targets[i].device() != device || !same_bytes(targets[i], sources[i])) {
       targets[i].copy_(sources[i]);
@@ -155,18 +141,22 @@ void foreach_copy(at::TensorList targets, at::TensorList sources, bool) {
       continue;
     }
     together.push_back(i);
-    accesses.push_back({sources[i].storage().data(), false});
-    if (targets[i].storage().data() != last_written) {
-      last_written = targets[i].storage().data();
-      accesses.push_back({last_written, true});
+    reads.push_back(access_to(sources[i], /*write=*/false));
+    const auto write = access_to(targets[i], /*write=*/true);
+    if (!writes.empty() && writes.back().storage == write.storage &&
+        writes.back().end == write.begin) {
+      writes.back().end = write.end;  // slices of one buffer, one by one
+    } else {
+      writes.push_back(write);
     }
   }
   if (together.empty()) {
     return;
   }
   count_kernel(device.index());
+  reads.insert(reads.end(), writes.begin(), writes.end());
   RaceDetector::get().access("aten::_foreach_copy_",
-                             key_of(current_stream(device.index())), accesses);
+                             key_of(current_stream(device.index())), reads);
   for (const size_t i : together) {
     std::memcpy(targets[i].mutable_data_ptr(), sources[i].const_data_ptr(),
                 sources[i].nbytes());
@@ -199,7 +189,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   const at::Tensor host = launch.read(self);
   const StreamKey stream = key_of(current_stream(self.device().index()));
   RaceDetector::get().access("aten::_local_scalar_dense", stream,
-                             access_to(self, false));
+                             {access_to(self, /*write=*/false)});
   RaceDetector::get().synchronize(stream);
   return at::_local_scalar_dense(host);
 }

@@ -12,6 +12,17 @@ void raise(VectorClock& clock, const VectorClock& to) {
   }
 }
 
+/// Whether what `before` did at `time` is over before `stream`, whose clock
+/// this is, does anything more.
+bool ordered(const VectorClock& clock, StreamKey stream, StreamKey before,
+             int64_t time) {
+  if (before == stream) {
+    return true;
+  }
+  const auto found = clock.find(before);
+  return found != clock.end() && found->second >= time;
+}
+
 c10::Device device_of(const StreamKey& stream) {
   return {c10::DeviceType::PrivateUse1,
           static_cast<c10::DeviceIndex>(stream.first)};
@@ -65,13 +76,26 @@ void RaceDetector::synchronize_device(int64_t device) {
   }
 }
 
-bool RaceDetector::ordered(const VectorClock& clock, StreamKey stream,
-                           const Use& before) {
-  if (before.stream == stream) {
-    return true;
+void RaceDetector::use(Shadow& shadow, const Use& now, const VectorClock& clock,
+                       const std::string& name) {
+  std::set<StreamKey> reported;
+  for (const Use& before : shadow.uses) {
+    const bool meets = before.begin < now.end && now.begin < before.end;
+    if (meets && (before.write || now.write) &&
+        !ordered(clock, now.stream, before.stream, before.time) &&
+        reported.insert(before.stream).second) {
+      report(!now.write     ? "read after write"
+             : before.write ? "write after write"
+                            : "write after read",
+             name, now.stream, before.stream);
+    }
   }
-  const auto found = clock.find(before.stream);
-  return found != clock.end() && found->second >= before.time;
+  std::erase_if(shadow.uses, [&](const Use& before) {
+    return now.begin <= before.begin && before.end <= now.end &&
+           (now.write || !before.write) &&
+           ordered(clock, now.stream, before.stream, before.time);
+  });
+  shadow.uses.push_back(now);
 }
 
 void RaceDetector::access(const std::string& operator_name, StreamKey stream,
@@ -79,30 +103,14 @@ void RaceDetector::access(const std::string& operator_name, StreamKey stream,
   std::lock_guard lock(mutex_);
   VectorClock& now = clock(stream);
   raise(now, host_);
-  const Use use{stream, now[stream]};
+  const int64_t time = now[stream];
   const size_t before = races_.size();
   for (const Access& access : accesses) {
     const auto found = shadows_.find(access.storage);
-    if (found == shadows_.end()) {
-      continue;
+    if (found != shadows_.end() && access.begin < access.end) {
+      use(found->second, {stream, time, access.begin, access.end, access.write},
+          now, operator_name);
     }
-    Shadow& shadow = found->second;
-    if (shadow.written && !ordered(now, stream, shadow.write)) {
-      report(access.write ? "write after write" : "read after write",
-             operator_name, stream, shadow.write.stream);
-    }
-    if (!access.write) {
-      shadow.reads[stream] = use.time;
-      continue;
-    }
-    for (const auto& [reader, time] : shadow.reads) {
-      if (!ordered(now, stream, {reader, time})) {
-        report("write after read", operator_name, stream, reader);
-      }
-    }
-    shadow.reads.clear();
-    shadow.written = true;
-    shadow.write = use;
   }
   TORCH_CHECK(!fail_on_race_ || races_.size() == before,
               races_.size() == before ? "" : races_[before].message());
@@ -112,7 +120,7 @@ void RaceDetector::allocated(const void* storage, StreamKey stream) {
   if (storage != nullptr) {
     std::lock_guard lock(mutex_);
     clock(stream);
-    shadows_[storage] = Shadow{stream, false, {}, {}, {}};
+    shadows_[storage] = Shadow{stream, {}, {}};
   }
 }
 
@@ -135,16 +143,13 @@ void RaceDetector::freed(const void* storage) noexcept {
   const StreamKey owner = shadow.allocated_on;
   VectorClock now = clock(owner);
   raise(now, host_);
-  const auto check = [&](const Use& use) {
-    if (shadow.announced.count(use.stream) == 0 && !ordered(now, owner, use)) {
+  std::set<StreamKey> reported;
+  for (const Use& use : shadow.uses) {
+    if (shadow.announced.count(use.stream) == 0 &&
+        !ordered(now, owner, use.stream, use.time) &&
+        reported.insert(use.stream).second) {
       report("use after free", "free", owner, use.stream);
     }
-  };
-  if (shadow.written) {
-    check(shadow.write);
-  }
-  for (const auto& [stream, time] : shadow.reads) {
-    check({stream, time});
   }
 }
 

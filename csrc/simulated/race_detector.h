@@ -36,9 +36,11 @@ using VectorClock = std::map<StreamKey, int64_t>;
 // of the host: threads order themselves by means that cannot be seen from here,
 // and a report must not be a guess.
 //
-// A storage remembers its last write, and its reads since. An access by stream
-// s at an operator's launch is ordered after an access (s', t) if s is s', or
-// if s's clock holds at least t for s'.
+// A storage remembers the bytes of its accesses. An access by stream s at an
+// operator's launch is ordered after an access (s', t) if s is s', or if s's
+// clock holds at least t for s'. One that covers an ordered one replaces it,
+// since what comes after the later comes after both; only a read does not
+// replace a write, which reads to come must still be compared with.
 //
 // Freed memory goes back to the stream that allocated it, and its next owner
 // may write to it at once: every use by another stream must be ordered before
@@ -49,9 +51,12 @@ class RaceDetector {
  public:
   static RaceDetector& get();
 
-  /// Where an access happens.
+  /// The bytes [begin, end) of the storage that starts at `storage`. Of a
+  /// tensor with gaps these are all between its first and its last element.
   struct Access {
-    const void* storage;  // its first byte
+    const void* storage;
+    int64_t begin;
+    int64_t end;
     bool write;
   };
 
@@ -77,19 +82,21 @@ class RaceDetector {
   struct Use {
     StreamKey stream;
     int64_t time;
+    int64_t begin;
+    int64_t end;
+    bool write;
   };
   struct Shadow {
     StreamKey allocated_on;
-    bool written = false;
-    Use write{};
-    std::map<StreamKey, int64_t> reads;
+    std::vector<Use> uses;
     std::set<StreamKey> announced;
   };
 
   static constexpr size_t kKept = 1000;
 
   VectorClock& clock(StreamKey stream);
-  bool ordered(const VectorClock& clock, StreamKey stream, const Use& before);
+  void use(Shadow& shadow, const Use& now, const VectorClock& clock,
+           const std::string& name);
   void report(const std::string& kind, const std::string& name,
               StreamKey stream, StreamKey other);
 

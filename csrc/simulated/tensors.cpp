@@ -34,8 +34,9 @@ void copy_layout(const at::Tensor& from, const at::Tensor& to) {
   }
 }
 
-const void* storage_key(const at::Tensor& tensor) {
-  return tensor.storage().data();
+RaceDetector::Access write_of(const c10::Storage& storage) {
+  return {storage.data(), 0, static_cast<int64_t>(storage.nbytes()),
+          /*write=*/true};
 }
 
 }  // namespace
@@ -54,6 +55,15 @@ at::Tensor make_tensor(c10::Storage storage, const at::Tensor& like) {
       std::move(storage), kDenseKeys, like.dtype());
   copy_layout(like, tensor);
   return tensor;
+}
+
+RaceDetector::Access access_to(const at::Tensor& tensor, bool write) {
+  const size_t item = tensor.itemsize();
+  const auto begin = static_cast<int64_t>(item) * tensor.storage_offset();
+  const size_t extent =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), item);
+  return {tensor.storage().data(), begin, begin + static_cast<int64_t>(extent),
+          write};
 }
 
 Launch::Launch(std::string name, bool kernel)
@@ -106,9 +116,7 @@ at::Tensor Launch::dense_view(const at::Tensor& tensor, bool write) {
   copy_layout(tensor, cpu);
   storage_at_.emplace(cpu.storage().unsafeGetStorageImpl(), seen_.size());
   seen_.push_back({cpu, tensor, write});
-  if (storage.nbytes() > 0) {
-    accesses_.emplace_back(storage_key(tensor), write);
-  }
+  accesses_.push_back(access_to(tensor, write));
   return cpu;
 }
 
@@ -145,11 +153,7 @@ void Launch::start() {
   }
   const auto index = device().index();
   count_kernel(index);
-  std::vector<RaceDetector::Access> accesses;
-  for (const auto& [storage, write] : accesses_) {
-    accesses.push_back({storage, write});
-  }
-  RaceDetector::get().access(name_, key_of(current_stream(index)), accesses);
+  RaceDetector::get().access(name_, key_of(current_stream(index)), accesses_);
 }
 
 at::Tensor Launch::result(const at::Tensor& tensor) {
@@ -192,9 +196,9 @@ at::Tensor Launch::result(const at::Tensor& tensor) {
   const auto index = device().index();
   const size_t bytes = tensor.storage().nbytes();
   c10::Storage storage = make_storage(adopt(tensor.storage(), index), bytes);
-  if (kernel_ && bytes > 0) {
+  if (kernel_) {
     RaceDetector::get().access(name_, key_of(current_stream(index)),
-                               {{storage.data(), true}});
+                               {write_of(storage)});
   }
   return make_tensor(std::move(storage), tensor);
 }
@@ -206,10 +210,10 @@ void Launch::finish_dense(const at::Tensor& cpu, const at::Tensor& simulated) {
     storage->set_data_ptr_noswap(
         adopt(cpu.storage(), simulated.device().index()));
     storage->set_nbytes(bytes);
-    if (kernel_ && bytes > 0) {
+    if (kernel_) {
       RaceDetector::get().access(
           name_, key_of(current_stream(simulated.device().index())),
-          {{storage->data(), true}});
+          {write_of(simulated.storage())});
     }
   }
   if (cpu.sizes() != simulated.sizes() ||

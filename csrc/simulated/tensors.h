@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "simulated/race_detector.h"
+
 namespace dataparallel::simulated {
 
 bool is_simulated(const at::Tensor& tensor);
@@ -14,6 +16,9 @@ bool is_simulated(const at::Tensor& tensor);
 /// A tensor over `storage`, laid out as `like`.
 at::Tensor make_tensor(c10::Storage storage, const at::Tensor& like);
 c10::Storage make_storage(c10::DataPtr data, size_t bytes);
+
+/// The bytes of a strided tensor, for the race detector.
+RaceDetector::Access access_to(const at::Tensor& tensor, bool write);
 
 /// One launch: the simulated tensors of one operator seen as CPU tensors over
 /// the same memory, and CPU results seen as simulated ones.
@@ -64,7 +69,7 @@ class Launch {
   std::vector<Seen> seen_;
   std::unordered_map<const at::TensorImpl*, size_t> seen_at_;  // simulated
   std::unordered_map<const void*, size_t> storage_at_;         // of the CPU's
-  std::vector<std::pair<const void*, bool>> accesses_;
+  std::vector<RaceDetector::Access> accesses_;
 };
 
 }  // namespace dataparallel::simulated

@@ -197,3 +197,44 @@ TEST_CASE("a racing operator throws where that is asked for",
   dataparallel::simulated::start(dataparallel::simulated::Options().devices(4));
   clear_races();
 }
+
+TEST_CASE("slices of one buffer race where they overlap, and only there",
+          "[simulated][races]") {
+  const auto device = test::sim(1)[0];
+  const auto main = guard().getStream(device);
+  const auto buffer = torch::zeros({10}, device);
+  const auto first = buffer.narrow(0, 0, 5);
+  const int64_t start = GENERATE(5, 4);
+  const auto second = buffer.narrow(0, start, 5);
+  OnNewStream side(device);
+  wait_for(side.stream, main);
+  clear_races();
+  second.fill_(2);
+  guard().exchangeStream(main);
+  first.fill_(1);
+  CHECK(kinds() == (start == 5 ? Kinds{} : Kinds{"write after write"}));
+  buffer.sum();
+  CHECK(kinds() == Kinds{"read after write"});
+  guard().exchangeStream(side.stream);
+  wait_for(main, side.stream);
+}
+
+TEST_CASE("a part written again does not hide the write of the whole",
+          "[simulated][races]") {
+  const auto device = test::sim(1)[0];
+  const auto main = guard().getStream(device);
+  const auto buffer = torch::zeros({10}, device);
+  OnNewStream side(device);
+  c10::Event whole_written(device.type());
+  whole_written.record(main);
+  guard().exchangeStream(main);
+  buffer.narrow(0, 0, 5).fill_(1);
+  guard().exchangeStream(side.stream);
+  whole_written.block(side.stream);
+  clear_races();
+  buffer.narrow(0, 5, 5).exp();
+  CHECK(kinds() == Kinds{});
+  buffer.narrow(0, 4, 5).exp();
+  CHECK(kinds() == Kinds{"read after write"});
+  wait_for(main, side.stream);
+}
