@@ -33,28 +33,31 @@
 namespace dataparallel {
 namespace {
 
-thread_local std::optional<int64_t> this_replica;
-thread_local const void* this_team = nullptr;
+/// While it lives, this thread runs one replica of one team; `outer` is where
+/// the team was called from, which may be a replica in another thread. That one
+/// waits for this one, so the list stays valid.
+struct Inside {
+  Inside(int64_t replica, const void* team, const Inside* outer);
+  ~Inside();
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
 
-/// Inside: this thread runs one replica of one team.
-class ReplicaScope {
- public:
-  ReplicaScope(int64_t replica, const void* team)
-      : replica_before_(this_replica), team_before_(this_team) {
-    this_replica = replica;
-    this_team = team;
-  }
-  ~ReplicaScope() {
-    this_replica = replica_before_;
-    this_team = team_before_;
-  }
-  ReplicaScope(const ReplicaScope&) = delete;
-  ReplicaScope& operator=(const ReplicaScope&) = delete;
-
- private:
-  std::optional<int64_t> replica_before_;
-  const void* team_before_;
+  int64_t replica;
+  const void* team;
+  const Inside* outer;
+  const Inside* before;
 };
+
+thread_local const Inside* here = nullptr;
+
+Inside::Inside(int64_t in_replica, const void* of_team, const Inside* from)
+    : replica(in_replica), team(of_team), outer(from), before(here) {
+  here = this;
+}
+
+Inside::~Inside() {
+  here = before;
+}
 
 template <class E>
 void rethrow_with(const std::exception& error, const std::string& where) {
@@ -95,13 +98,14 @@ void rethrow_with(const std::exception& error, const std::string& where) {
 }  // namespace
 
 std::optional<int64_t> current_replica() {
-  return this_replica;
+  return here == nullptr ? std::nullopt : std::optional(here->replica);
 }
 
 struct WorkerTeam::Impl {
   struct Job {
     const std::function<void(int64_t)>* body;
     const detail::CallerState* state;
+    const Inside* caller;
     int intraop_threads;
   };
   struct Worker {
@@ -129,7 +133,7 @@ struct WorkerTeam::Impl {
       try {
         set_intraop_threads(replica, current.intraop_threads);
         detail::CallerStateGuard state(*current.state, devices[replica]);
-        ReplicaScope scope(replica, this);
+        const Inside inside(replica, this, current.caller);
         (*current.body)(replica);
       } catch (...) {
         error = std::current_exception();
@@ -193,6 +197,14 @@ const std::vector<at::Device>& WorkerTeam::devices() const {
   return impl_->devices;
 }
 
+void WorkerTeam::refuse_inside(const std::string& function) const {
+  for (const Inside* at = here; at != nullptr; at = at->outer) {
+    TORCH_CHECK(at->team != impl_.get(), function,
+                ": called from inside replica ", at->replica,
+                " of the same workers, which cannot wait for themselves");
+  }
+}
+
 void WorkerTeam::run(const std::vector<int64_t>& replicas,
                      const std::function<void(int64_t)>& body) {
   if (replicas.empty()) {
@@ -206,9 +218,7 @@ void WorkerTeam::run(const std::vector<int64_t>& replicas,
         "parallel_apply: replicas[", i, "] is ", replicas[i],
         ", expected one of ", count, " replicas, each once and in order");
   }
-  TORCH_CHECK(this_team != &team, "parallel_apply: called from inside replica ",
-              this_replica.value_or(0),
-              " of the same workers, which cannot wait for themselves");
+  refuse_inside("parallel_apply");
   if (replicas.size() == 1) {
     const int64_t replica = replicas.front();
     const at::Device device = team.devices[replica];
@@ -216,7 +226,7 @@ void WorkerTeam::run(const std::vector<int64_t>& replicas,
     try {
       const c10::OptionalDeviceGuard guard(
           device.is_cpu() ? std::nullopt : std::make_optional(device));
-      ReplicaScope scope(replica, &team);
+      const Inside inside(replica, &team, here);
       body(replica);
     } catch (...) {
       error = std::current_exception();
@@ -238,7 +248,8 @@ void WorkerTeam::run(const std::vector<int64_t>& replicas,
     for (const int64_t replica : replicas) {
       team.start(replica);
     }
-    team.job = {&body, &state, std::max(1, threads / std::max(1, on_cpu))};
+    team.job = {&body, &state, here,
+                std::max(1, threads / std::max(1, on_cpu))};
     team.running = static_cast<int64_t>(replicas.size());
     for (const int64_t replica : replicas) {
       team.errors[replica] = nullptr;

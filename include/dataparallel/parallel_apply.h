@@ -38,8 +38,9 @@ DATAPARALLEL_EXPORT std::optional<int64_t> current_replica();
 /// Throws `c10::ValueError` if `replicas` are not numbers of the team's devices
 /// in ascending order, each once.
 ///
-/// Thread safety: one `run` at a time, further callers wait. Do not call `run`
-/// of a team from inside its own bodies: that is an error.
+/// Thread safety: one `run` at a time, further callers wait. A `run` from
+/// inside a body of the same team, in whatever thread and through however many
+/// other teams, is an error.
 class DATAPARALLEL_EXPORT WorkerTeam {
  public:
   explicit WorkerTeam(std::vector<at::Device> devices);
@@ -50,6 +51,8 @@ class DATAPARALLEL_EXPORT WorkerTeam {
   const std::vector<at::Device>& devices() const;
   void run(const std::vector<int64_t>& replicas,
            const std::function<void(int64_t)>& body);
+  /// Throws if the calling thread works for one of this team's own bodies.
+  void refuse_inside(const std::string& function) const;
 
  private:
   struct Impl;

@@ -25,6 +25,7 @@
 
 #include "support/catch.h"
 #include "support/device_lists.h"
+#include "support/meeting.h"
 #include "support/values.h"
 
 using dataparallel::current_replica;
@@ -54,25 +55,6 @@ void run(const Devices& devices, const Body& body) {
   parallel_apply(modules, replicas_of(devices), devices);
 }
 
-/// All of `expected` threads are inside at once, or `meet` gives up.
-class Meeting {
- public:
-  explicit Meeting(size_t expected) : expected_(expected) {}
-  bool meet() {
-    std::unique_lock lock(mutex_);
-    ++here_;
-    all_here_.notify_all();
-    return all_here_.wait_for(lock, std::chrono::seconds(20),
-                              [&] { return here_ >= expected_; });
-  }
-
- private:
-  const size_t expected_;
-  size_t here_ = 0;
-  std::mutex mutex_;
-  std::condition_variable all_here_;
-};
-
 /// Sets the number of intra-op threads for its scope.
 class IntraopThreads {
  public:
@@ -86,9 +68,9 @@ class IntraopThreads {
 };
 
 bool replicas_meet(const Devices& devices) {
-  Meeting meeting(devices.size());
+  test::Meeting meeting(devices.size());
   std::atomic<size_t> met{0};
-  run(devices, [&](int64_t) { met += meeting.meet(); });
+  run(devices, [&](int64_t) { met += meeting.arrive(); });
   return met == devices.size();
 }
 
@@ -135,7 +117,6 @@ std::vector<std::string> warnings_of(const E& error, E* caught) {
 
 TEST_CASE("each module is called with its own input, outputs in order",
           "[parallel_apply]") {
-  const test::NoRaces no_races;
   for (const Devices& devices : test::device_lists()) {
     CAPTURE(test::name(devices));
     std::vector<std::function<Tensor(Tensor)>> modules;
@@ -157,7 +138,6 @@ TEST_CASE("each module is called with its own input, outputs in order",
 }
 
 TEST_CASE("torch modules give what they give alone", "[parallel_apply]") {
-  const test::NoRaces no_races;
   for (const Devices& devices : test::short_device_lists()) {
     CAPTURE(test::name(devices));
     std::vector<torch::nn::Linear> modules;
@@ -390,6 +370,23 @@ TEST_CASE("a team called from its own body is an error", "[parallel_apply]") {
   CHECK(test::contains(message, "replica 1 on cpu"));
 }
 
+TEST_CASE("teams that call each other in a circle are an error",
+          "[parallel_apply]") {
+  WorkerTeam first(test::cpu(2));
+  WorkerTeam second(test::cpu(2));
+  const std::vector<int64_t> inner =
+      GENERATE(std::vector<int64_t>{0, 1}, std::vector<int64_t>{0});
+  CHECK_THROWS_WITH(
+      first.run({0, 1},
+                [&](int64_t) {
+                  second.run(inner, [&](int64_t) {
+                    first.run({0, 1}, [](int64_t) {});
+                  });
+                }),
+      Catch::Contains("called from inside replica 0 of the same workers"));
+  first.run({0, 1}, [&](int64_t) { second.run({0, 1}, [](int64_t) {}); });
+}
+
 TEST_CASE("a replica knows its number, other threads have none",
           "[parallel_apply]") {
   for (const Devices& devices : test::device_lists()) {
@@ -607,7 +604,6 @@ TEST_CASE("the caller's profiler callbacks see the replicas' operators",
 
 TEST_CASE("the current device is the replica's, the streams the caller's",
           "[parallel_apply][sim]") {
-  const test::NoRaces no_races;
   const Devices devices = test::sim(3);
   const auto* guard = c10::impl::getDeviceGuardImpl(devices[0].type());
   std::vector<c10::Stream> before;
@@ -859,11 +855,11 @@ TEST_CASE("what is thrown and no exception arrives as it is, with a warning",
 
 TEST_CASE("the lowest replica's exception is the one, whoever throws first",
           "[parallel_apply]") {
-  Meeting thrown(1);
+  test::Meeting thrown(1);
   CHECK(message_of<std::runtime_error>([&] {
           run(test::cpu(4), [&](int64_t replica) {
             if (replica == 1) {
-              thrown.meet();
+              thrown.arrive();
               std::this_thread::sleep_for(std::chrono::milliseconds(20));
             }
             if (replica > 0) {
