@@ -1,6 +1,11 @@
 #include <ATen/ATen.h>
 #include <dataparallel/data_parallel.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <map>
+
+#include "detail/gradient_bridge.h"
 
 namespace dataparallel {
 
@@ -50,6 +55,34 @@ DataParallelOptions& DataParallelOptions::refresh(RefreshPolicy value) {
 }
 
 namespace detail {
+namespace {
+
+struct HeldGradients : torch::CustomClassHolder {
+  std::vector<at::Tensor> gradients;
+};
+
+/// A root of a graph whose backward gives the held gradients to `originals`.
+/// Passed to `backward` as they are, the engine would keep them until the end,
+/// and each accumulator would copy what it could have kept.
+struct HandOver : torch::autograd::Function<HandOver> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            at::TensorList originals,
+                            const c10::intrusive_ptr<HeldGradients>& held) {
+    context->saved_data["held"] = c10::IValue::make_capsule(held);
+    return at::zeros({}, at::device(originals.front().device()));
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::variable_list& /*unread*/) {
+    const auto held = context->saved_data["held"].toCapsule();
+    auto gradients =
+        std::move(static_cast<HeldGradients*>(held.get())->gradients);
+    gradients.emplace_back();  // for `held`
+    return gradients;
+  }
+};
+
+}  // namespace
 
 void CutGraph::tensor(at::Tensor& tensor, const std::string&) {
   if (tensor.defined() && tensor.requires_grad()) {
@@ -79,18 +112,38 @@ void CollectTensors::packed(torch::nn::utils::rnn::PackedSequence& sequence,
   tensors.push_back(sequence.data());
 }
 
-void backward_into(
-    std::vector<std::pair<at::Tensor, at::Tensor>> tensors_and_gradients) {
-  if (tensors_and_gradients.empty()) {
-    return;
+void add_up(std::vector<ReplicaGradients>& gradients, size_t first,
+            size_t step) {
+  at::NoGradGuard no_grad;
+  for (size_t i = first; i < gradients.size(); i += step) {
+    auto& [original, parts] = gradients[i];
+    at::Tensor sum = sum_gradients(std::move(parts), original.device());
+    parts = {std::move(sum)};
   }
-  std::vector<at::Tensor> tensors;
-  std::vector<at::Tensor> gradients;
-  for (auto& [tensor, gradient] : tensors_and_gradients) {
-    tensors.push_back(std::move(tensor));
-    gradients.push_back(std::move(gradient));
+}
+
+void backward_into(std::vector<ReplicaGradients> gradients) {
+  std::map<std::string, std::pair<std::vector<at::Tensor>,
+                                  c10::intrusive_ptr<HeldGradients>>>
+      by_device;
+  for (auto& [original, parts] : gradients) {
+    auto& [originals, held] = by_device[original.device().str()];
+    if (!held) {
+      held = c10::make_intrusive<HeldGradients>();
+    }
+    originals.push_back(original);
+    held->gradients.push_back(std::move(parts.front()));
   }
-  torch::autograd::backward(tensors, gradients);
+  std::vector<at::Tensor> roots;
+  std::vector<at::Tensor> unread;
+  for (auto& [device, group] : by_device) {
+    auto& [originals, held] = group;
+    roots.push_back(HandOver::apply(at::TensorList(originals), held));
+    unread.push_back(roots.back().detach());
+  }
+  if (!roots.empty()) {
+    torch::autograd::backward(roots, unread);
+  }
 }
 
 void check_loss(const at::Tensor& loss) {

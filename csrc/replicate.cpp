@@ -151,6 +151,12 @@ std::string shape_of(const at::Tensor& tensor) {
 }  // namespace
 
 struct ReplicaSet::Impl {
+  /// Of a parameter, in holders: how many more it has than its clone.
+  struct Surplus {
+    const NamedTensor* item;
+    int64_t holders;
+  };
+
   Impl(std::string name, std::vector<at::Device> on, int64_t bytes,
        std::vector<std::unique_ptr<ModuleAccess>> replicas)
       : function(std::move(name)),
@@ -161,6 +167,7 @@ struct ReplicaSet::Impl {
   void collect(bool made_by_user);
   void collect_kind(bool parameters, bool made_by_user,
                     std::unordered_set<const at::TensorImpl*>& taken);
+  void check_members(const std::vector<Surplus>& all) const;
   void lay_out();
   void lay_out_values();
   void lay_out_edges();
@@ -196,6 +203,36 @@ void ReplicaSet::Impl::collect(bool made_by_user) {
   std::unordered_set<const at::TensorImpl*> taken;
   collect_kind(/*parameters=*/true, made_by_user, taken);
   collect_kind(/*parameters=*/false, made_by_user, taken);
+}
+
+// A member that was assigned after registration: forward uses a tensor that the
+// registry does not know, which a clone cannot follow. The registered tensor
+// has a holder less than its fresh clone, the one assigned has one more. Others
+// may hold parameters too (an optimizer made before): then less and more are
+// said of what is usual, and only of two tensors that could be tied.
+void ReplicaSet::Impl::check_members(const std::vector<Surplus>& all) const {
+  std::map<int64_t, size_t> counts;
+  for (const Surplus& one : all) {
+    ++counts[one.holders];
+  }
+  const auto usual = std::max_element(
+      counts.begin(), counts.end(),
+      [](const auto& a, const auto& b) { return a.second < b.second; });
+  for (const Surplus& one : all) {
+    const bool tied_to_another =
+        one.holders == usual->first - 1 &&
+        std::any_of(all.begin(), all.end(), [&](const Surplus& other) {
+          return other.holders == usual->first + 1 &&
+                 other.item->tensor.sizes() == one.item->tensor.sizes() &&
+                 other.item->tensor.dtype() == one.item->tensor.dtype();
+        });
+    TORCH_CHECK_TYPE(
+        one.holders >= 0 && !tied_to_another, function, ": parameter ",
+        one.item->name, " of ", modules[0]->type_name(),
+        " is registered, but its member holds another tensor (a tie made by "
+        "assignment?), which a clone loses; tie it in reset(), or pass a "
+        "factory that makes a replica for a device");
+  }
 }
 
 // Compares each replica with the original; see "checked" in `Replicas`.
@@ -244,6 +281,7 @@ void ReplicaSet::Impl::collect_kind(
       by_name.emplace(item.name, item.tensor);
     }
     std::unordered_map<const at::TensorImpl*, size_t> stands_for;
+    std::vector<Surplus> surplus;
     for (size_t i = 0; i < originals.size(); ++i) {
       const NamedTensor& item = originals[i];
       const auto found = by_name.find(item.name);
@@ -268,12 +306,9 @@ void ReplicaSet::Impl::collect_kind(
                        " in its replica ", replica, ", but not in the original",
                        ways_out);
       auto& handles = entries[entry_of[i]].copies[replica];
-      // A member that was assigned after registration: forward uses a tensor
-      // that the registry does not know, which a clone cannot follow. Such a
-      // registered tensor has fewer holders than its fresh clone. Not counted:
-      // the lists here, one a name in `originals`, two in `copies` and
-      // `by_name`; the entry; and the original's gradient accumulator. Not
-      // seen where an optimizer, say, holds the registered tensor too.
+      // Not holders in this sense: the lists here, one a name in `originals`,
+      // two in `copies` and `by_name`; the entry; and the original's gradient
+      // accumulator.
       if (parameters && !made_by_user && fresh) {
         const auto names = names_of.at(item.tensor.unsafeGetTensorImpl());
         const bool accumulator =
@@ -281,14 +316,9 @@ void ReplicaSet::Impl::collect_kind(
             nullptr;
         const auto holders = static_cast<int64_t>(item.tensor.use_count()) -
                              names - 1 - (accumulator ? 1 : 0);
-        const auto expected = static_cast<int64_t>(copy.use_count()) -
-                              2 * names_of_copy.at(copy.unsafeGetTensorImpl());
-        TORCH_CHECK_TYPE(
-            holders >= expected, function, ": parameter ", item.name, " of ",
-            modules[0]->type_name(),
-            " is registered, but its member holds another tensor (a tie made "
-            "by assignment?), which a clone loses; tie it in reset(), or pass "
-            "a factory that makes a replica for a device");
+        const auto of_copy = static_cast<int64_t>(copy.use_count()) -
+                             2 * names_of_copy.at(copy.unsafeGetTensorImpl());
+        surplus.push_back({&item, holders - of_copy});
       }
       handles.push_back(copy);
       by_name.erase(found);
@@ -297,6 +327,7 @@ void ReplicaSet::Impl::collect_kind(
                      by_name.begin()->first, " is in replica ", replica, " of ",
                      modules[0]->type_name(), ", but not in the original",
                      ways_out);
+    check_members(surplus);
     for (const NamedTensor& item : copies) {
       taken.insert(item.tensor.unsafeGetTensorImpl());
     }
@@ -365,7 +396,8 @@ void ReplicaSet::Impl::lay_out_values() {
         indices.push_back(i);
       }
     }
-    for (auto& [first, count] : split_by_bytes(originals, bucket_bytes)) {
+    for (auto& [first, count] :
+         split_by_bytes(originals, bucket_bytes, /*keep_storages=*/true)) {
       const std::vector<at::Tensor> part(originals.begin() + first,
                                          originals.begin() + first + count);
       FlatBucket bucket(part, targets);
@@ -640,24 +672,21 @@ StashScope::~StashScope() {
   set_.set_gradients(ReplicaSet::Gradients::kToOriginals);
 }
 
-std::vector<std::pair<at::Tensor, at::Tensor>> ReplicaSet::take_gradients() {
-  at::NoGradGuard no_grad;
-  std::vector<std::vector<at::Tensor>> by_replica;
+std::vector<ReplicaGradients> ReplicaSet::take_gradients() {
+  std::vector<ReplicaGradients> result;
+  for (const size_t entry : impl_->trained) {
+    result.push_back({impl_->entries[entry].original, {}});
+  }
   for (const auto& stash : impl_->stashes) {
-    by_replica.push_back(stash->take());
-  }
-  std::vector<std::pair<at::Tensor, at::Tensor>> result;
-  for (size_t k = 0; k < impl_->trained.size(); ++k) {
-    std::vector<at::Tensor> parts;
-    for (auto& of_replica : by_replica) {
-      parts.push_back(std::move(of_replica[k]));
-    }
-    const at::Tensor& original = impl_->entries[impl_->trained[k]].original;
-    at::Tensor sum = sum_gradients(std::move(parts), original.device());
-    if (sum.defined()) {
-      result.emplace_back(original, std::move(sum));
+    std::vector<at::Tensor> of_replica = stash->take();
+    for (size_t k = 0; k < result.size(); ++k) {
+      result[k].parts.push_back(std::move(of_replica[k]));
     }
   }
+  std::erase_if(result, [](const ReplicaGradients& gradients) {
+    return std::none_of(gradients.parts.begin(), gradients.parts.end(),
+                        [](const at::Tensor& part) { return part.defined(); });
+  });
   return result;
 }
 

@@ -43,12 +43,16 @@ Extent extent_of(const at::Tensor& tensor) {
 }  // namespace
 
 std::vector<std::pair<int64_t, int64_t>> split_by_bytes(
-    const std::vector<at::Tensor>& tensors, int64_t bucket_bytes) {
+    const std::vector<at::Tensor>& tensors, int64_t bucket_bytes,
+    bool keep_storages) {
   std::vector<std::pair<int64_t, int64_t>> runs;
   int64_t bytes = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto size = static_cast<int64_t>(tensors[i].nbytes());
-    if (runs.empty() || bytes + size > bucket_bytes) {
+    const bool stays =
+        keep_storages && i > 0 &&
+        tensors[i].storage().is_alias_of(tensors[i - 1].storage());
+    if (runs.empty() || (bytes + size > bucket_bytes && !stays)) {
       runs.emplace_back(static_cast<int64_t>(i), 0);
       bytes = 0;
     }

@@ -8,9 +8,11 @@
 namespace dataparallel::detail {
 
 /// Consecutive runs `{first, count}` of `tensors`, each of at most
-/// `bucket_bytes` (or of one tensor that is larger).
+/// `bucket_bytes` (or of one tensor that is larger). With `keep_storages`
+/// neighbours in one storage stay together whatever their size.
 std::vector<std::pair<int64_t, int64_t>> split_by_bytes(
-    const std::vector<at::Tensor>& tensors, int64_t bucket_bytes);
+    const std::vector<at::Tensor>& tensors, int64_t bucket_bytes,
+    bool keep_storages = false);
 
 /// A run of tensors on one device, and their copies in one flat buffer on each
 /// of some other devices.

@@ -162,9 +162,13 @@ class DATAPARALLEL_EXPORT CollectTensors : public LeafVisitor {
   std::vector<at::Tensor> tensors;
 };
 
-/// Hands `gradients` to the autograd engine as the gradients of `tensors`.
-DATAPARALLEL_EXPORT void backward_into(
-    std::vector<std::pair<at::Tensor, at::Tensor>> tensors_and_gradients);
+/// Adds up the parts of each step-th of `gradients`, from the first-th on, in
+/// replica order; one part is left, on the original's device.
+DATAPARALLEL_EXPORT void add_up(std::vector<ReplicaGradients>& gradients,
+                                size_t first, size_t step);
+
+/// Hands what `add_up` left to the autograd engine.
+DATAPARALLEL_EXPORT void backward_into(std::vector<ReplicaGradients> gradients);
 
 DATAPARALLEL_EXPORT void check_loss(const at::Tensor& loss);
 
@@ -243,8 +247,9 @@ class DataParallelImpl : public detail::WrapperBase {
   /// `Result` names the return type where forward is itself a template with
   /// one (`Sequential`, `AnyModule`).
   ///
-  /// Thread safety: one call at a time, further ones wait. The module must not
-  /// be changed meanwhile.
+  /// Thread safety: one call at a time, further ones wait; one from inside
+  /// another (from forward, a loss function or a hook) is an error. The module
+  /// must not be changed meanwhile.
   ///
   /// Throws what forward throws (of the lowest replica, after all have ended,
   /// with `replica 1 on cuda:1` added) and, before any work, what `scatter` and
@@ -254,7 +259,7 @@ class DataParallelImpl : public detail::WrapperBase {
     using Traits = detail::ModuleTraits<M>;
     using Returned = std::decay_t<decltype(Traits::template forward<Result>(
         std::declval<M&>(), std::declval<Args>()...))>;
-    std::lock_guard lock(mutex_);
+    const auto lock = one_call("forward");
     auto call = detail::scatter_call(devices(), options_.scatter(),
                                      argument_names(sizeof...(Args)),
                                      std::forward<Args>(args)...);
@@ -298,7 +303,7 @@ class DataParallelImpl : public detail::WrapperBase {
   template <class LossFn, class Inputs, class Targets>
   at::Tensor loss(LossFn&& loss_fn, const Inputs& inputs,
                   const Targets& targets) {
-    std::lock_guard lock(mutex_);
+    const auto lock = one_call("loss");
     return with_call(inputs, targets, [&](auto& call) {
       prepare(call.chunks);
       const std::vector<at::Tensor> inputs = first_inputs(call);
@@ -323,7 +328,7 @@ class DataParallelImpl : public detail::WrapperBase {
     TORCH_CHECK(at::GradMode::is_enabled(),
                 "forward_backward: gradients are switched off "
                 "(torch::NoGradGuard or inference mode)");
-    std::lock_guard lock(mutex_);
+    const auto lock = one_call("forward_backward");
     return with_call(inputs, targets, [&](auto& call) {
       return forward_backward(call, loss_fn);
     });
@@ -331,13 +336,13 @@ class DataParallelImpl : public detail::WrapperBase {
 
   /// Brings the replicas' values up to date (see `RefreshPolicy`).
   void refresh() {
-    std::lock_guard lock(mutex_);
+    const auto lock = one_call("refresh");
     replicas_.refresh();
   }
   /// Call it after changing what cannot be seen from outside: a plain member
   /// of the module, or a child that was replaced.
   void refresh_structure() {
-    std::lock_guard lock(mutex_);
+    const auto lock = one_call("refresh_structure");
     if constexpr (!std::is_same_v<M, torch::jit::Module>) {
       replace_module("module", detail::ModuleTraits<M>::shown(replicas_[0]));
     }
@@ -345,6 +350,11 @@ class DataParallelImpl : public detail::WrapperBase {
   }
 
  private:
+  std::unique_lock<std::mutex> one_call(const char* function) {
+    team_.refuse_inside(std::string("DataParallel::") + function);
+    return std::unique_lock(mutex_);
+  }
+
   static std::vector<std::string> argument_names(size_t count) {
     std::vector<std::string> names;
     for (size_t i = 0; i < count; ++i) {
@@ -530,14 +540,29 @@ class DataParallelImpl : public detail::WrapperBase {
     auto gradients = replicas_.set().take_gradients();
     for (auto& [before, leaf] : cut.cuts) {
       if (leaf.grad().defined()) {
-        gradients.emplace_back(before, leaf.grad());
+        gradients.push_back({before, {std::move(leaf.mutable_grad())}});
       }
     }
+    add_up(call, gradients);
     detail::backward_into(std::move(gradients));
     for (detail::WeightedLoss& loss : losses) {
       loss.loss = loss.loss.detach();
     }
     return weighted(call, losses);
+  }
+
+  /// In the workers where these are CPU replicas: in the calling thread it
+  /// would leave OpenMP's threads spinning beside the next forward.
+  template <class... Args>
+  void add_up(detail::Call<Args...>& call,
+              std::vector<detail::ReplicaGradients>& gradients) {
+    if (!devices().front().is_cpu()) {
+      return detail::add_up(gradients, /*first=*/0, /*step=*/1);
+    }
+    const size_t step = call.chunks.size();
+    run(call, [&](int64_t at, auto&&...) {
+      detail::add_up(gradients, static_cast<size_t>(at), step);
+    });
   }
 
   /// Never called: what `loss_fn` returns.

@@ -373,8 +373,13 @@ template <class T>
 T merge_nested(const std::vector<T>& values, const std::string& path,
                LeafMerger& merger) {
   std::vector<const T*> pointers;
-  for (const T& value : values) {
-    pointers.push_back(&value);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if constexpr (std::same_as<T, bool>) {  // vector<bool> holds no bool
+      static constexpr bool kBools[] = {false, true};
+      pointers.push_back(&kBools[values[i]]);
+    } else {
+      pointers.push_back(&values[i]);
+    }
   }
   T result = values.front();
   detail::merge_into(result, pointers, path, merger);

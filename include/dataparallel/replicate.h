@@ -18,6 +18,12 @@ inline constexpr int64_t kDefaultBucketBytes = int64_t{25} << 20;
 
 namespace detail {
 
+/// One original's gradients, by replica; undefined where it was not used.
+struct ReplicaGradients {
+  at::Tensor original;
+  std::vector<at::Tensor> parts;
+};
+
 /// The replicas of one module, whatever its type; see `Replicas`.
 class DATAPARALLEL_EXPORT ReplicaSet {
  public:
@@ -52,8 +58,8 @@ class DATAPARALLEL_EXPORT ReplicaSet {
 
   /// Forgets what earlier backwards left in the stashes.
   void clear_stashes();
-  /// The originals that got a gradient in a stash, and the gradients' sums.
-  std::vector<std::pair<at::Tensor, at::Tensor>> take_gradients();
+  /// What the stashes hold of each original that got a gradient.
+  std::vector<ReplicaGradients> take_gradients();
 
  private:
   struct Impl;

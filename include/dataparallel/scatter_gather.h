@@ -26,7 +26,8 @@ DATAPARALLEL_EXPORT InputRule split(int64_t dim);
 /// The argument goes whole to every replica, its tensors moved to the device.
 DATAPARALLEL_EXPORT InputRule copy();
 /// The argument is a list (`vector`, or a list in an `IValue`) with one entry a
-/// sample: each replica gets the entries of its own samples.
+/// sample: each replica gets the entries of its own samples. An optional
+/// argument may be left out.
 DATAPARALLEL_EXPORT InputRule split_by_sample();
 
 struct DATAPARALLEL_EXPORT ScatterOptions {
@@ -123,7 +124,15 @@ void measure(const T& value, const std::string& path, BatchSize& batch) {
     if constexpr (is_specialization<T, std::vector>) {
       batch.list(static_cast<int64_t>(value.size()), path);
       return;
+    } else if constexpr (Optional<T>) {
+      if (value.has_value()) {
+        measure(*value, path, batch);
+      }
+      return;
     } else if constexpr (Dynamic<T>) {
+      if (value.isNone()) {
+        return;
+      }
       if (value.isList()) {
         batch.list(static_cast<int64_t>(value.toListRef().size()), path);
         return;
@@ -141,13 +150,16 @@ void measure(const T& value, const std::string& path, BatchSize& batch) {
 
 template <class T>
 T take(const T& value, const std::string& path, TakeChunk& chunk) {
+  if constexpr (Optional<T>) {
+    return value.has_value() ? T(take(*value, path, chunk)) : T();
+  }
   T part = value;
   if (chunk.rule.kind == InputRule::Kind::kSplitBySample && !chunk.whole) {
     const auto start = chunk.chunk.start;
     if constexpr (is_specialization<T, std::vector>) {
       part = T(value.begin() + start, value.begin() + start + chunk.chunk.size);
     } else if constexpr (Dynamic<T>) {
-      part = slice_list(value, chunk.chunk);
+      part = value.isNone() ? value : slice_list(value, chunk.chunk);
     }
   }
   if constexpr (Nested<T>) {
