@@ -18,16 +18,9 @@
 namespace {
 
 namespace dp = dataparallel;
+using test::batch_on;
 using test::Mlp;
-
-dp::DataParallelOptions on(const test::Devices& devices) {
-  return dp::DataParallelOptions().devices(devices);
-}
-
-torch::Tensor batch_on(torch::Device device, int64_t samples = 7) {
-  torch::manual_seed(7);
-  return torch::randn({samples, 4}, test::float64_on(device));
-}
+using test::on;
 
 /// Reports the thread state that forward sees.
 struct AutocastImpl : torch::nn::Cloneable<AutocastImpl> {
@@ -191,10 +184,9 @@ TEST_CASE("an error in one replica keeps its type and the next call works",
   auto bad = x.clone();
   bad[3] = -1;
   CHECK_THROWS_AS(model(bad), c10::IndexError);
-  CHECK_THROWS_WITH(
-      model(bad),
-      Catch::Matchers::Contains("a negative sample") &&
-          Catch::Matchers::Contains("replica 1 on " + devices[1].str()));
+  CHECK_THROWS_WITH(model(bad),
+                    Catch::Contains("a negative sample") &&
+                        Catch::Contains("replica 1 on " + devices[1].str()));
   test::check_same_step(model, net, single, [&](auto& m) { return m(x); });
 }
 
@@ -219,7 +211,6 @@ TEST_CASE("tables are copied and lists split by sample when asked for",
           "[R39]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   auto net = test::make<Table>(devices[0]);
   auto single = test::twin(net);
   dp::DataParallel<Table> model(
@@ -235,6 +226,5 @@ TEST_CASE("tables are copied and lists split by sample when asked for",
   });
   dp::DataParallel<Table> by_default(net, on(test::Devices(2, devices[0])));
   CHECK_THROWS_WITH(by_default(rows, table, captions, count),
-                    Catch::Matchers::Contains("args[0]") &&
-                        Catch::Matchers::Contains("args[1]"));
+                    Catch::Contains("args[0]") && Catch::Contains("args[1]"));
 }

@@ -2,15 +2,13 @@
 #include <torch/torch.h>
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "support/catch.h"
 #include "support/device_lists.h"
+#include "support/meeting.h"
 #include "support/networks.h"
 #include "support/oracle.h"
 
@@ -23,35 +21,9 @@
 namespace {
 
 namespace dp = dataparallel;
+using test::batch_on;
 using test::Mlp;
-
-dp::DataParallelOptions on(const test::Devices& devices) {
-  return dp::DataParallelOptions().devices(devices);
-}
-
-torch::Tensor batch_on(torch::Device device, int64_t samples = 7) {
-  torch::manual_seed(7);
-  return torch::randn({samples, 4}, test::float64_on(device));
-}
-
-/// Waits until as many threads as asked for are here; false after 20 s.
-class Meeting {
- public:
-  explicit Meeting(size_t expected) : expected_(expected) {}
-  bool arrive() {
-    std::unique_lock lock(mutex_);
-    ++here_;
-    all_here_.notify_all();
-    return all_here_.wait_for(lock, std::chrono::seconds(20),
-                              [&] { return here_ >= expected_; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable all_here_;
-  size_t expected_;
-  size_t here_ = 0;
-};
+using test::on;
 
 /// Counts `reset` and `clone`, and may wait for the other replicas.
 struct WatchedImpl : torch::nn::Cloneable<WatchedImpl> {
@@ -61,7 +33,8 @@ struct WatchedImpl : torch::nn::Cloneable<WatchedImpl> {
     ++resets;
     layer = register_module("layer", torch::nn::Linear(4, 3));
   }
-  torch::Tensor forward(const torch::Tensor& x, Meeting* meeting = nullptr) {
+  torch::Tensor forward(const torch::Tensor& x,
+                        test::Meeting* meeting = nullptr) {
     if (meeting != nullptr && !meeting->arrive()) {
       throw std::runtime_error("the other replicas did not come");
     }
@@ -125,11 +98,11 @@ TEST_CASE("replicas run at the same time, whatever the number of threads",
   const auto x = batch_on(devices[0], 8);
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  Meeting meeting(devices.size());
+  test::Meeting meeting(devices.size());
   CHECK_NOTHROW(model(x, &meeting));
   std::atomic<int> failed = 0;
   at::parallel_for(0, 1, 1, [&](int64_t, int64_t) {
-    Meeting inside(devices.size());
+    test::Meeting inside(devices.size());
     try {
       model(x, &inside);
     } catch (const std::exception&) {
@@ -144,7 +117,6 @@ TEST_CASE("batch statistics are the first chunk's and stay in the module",
           "[R05]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   auto net = test::make<test::ConvNet>(devices[0]);
   auto first = test::twin(net);
   dp::DataParallel<test::ConvNet> model(net, on(devices));
@@ -172,7 +144,6 @@ TEST_CASE("no change of the module after the first forward is ignored",
           "[R07]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   auto net = test::make<Mlp>(devices[0]);
   dp::DataParallel<Mlp> model(net, on(devices));
   auto x = batch_on(devices[0]);
@@ -213,7 +184,6 @@ TEST_CASE("recurrent layers train as on one device, flattened or not",
   const auto devices = GENERATE(from_range(test::short_device_lists()));
   const bool flatten = GENERATE(false, true);
   INFO(test::name(devices));
-  test::NoRaces no_races;
   auto net = test::make<LstmNet>(devices[0], flatten);
   const auto x = torch::randn({5, 3, 4}, test::float64_on(devices[0]));
   test::check_trains_as_on_one_device(net, on(devices), [&](auto& model, int) {
@@ -241,7 +211,8 @@ TEST_CASE("weights that lie in one block lie so in the replicas", "[R17]") {
         block.slice(0, offset, offset + weight.numel()).view(weight.sizes()));
     offset += weight.numel();
   }
-  dp::Replicas<LstmNet> replicas(net, devices);
+  const int64_t bucket_bytes = GENERATE(int64_t{1} << 20, int64_t{64});
+  dp::Replicas<LstmNet> replicas(net, devices, bucket_bytes);
   for (size_t i = 0; i < replicas.size(); ++i) {
     const auto copies = replicas[i]->lstm->parameters();
     for (size_t w = 1; w < copies.size(); ++w) {
@@ -277,6 +248,64 @@ TEST_CASE("frozen parameters are frozen in the replicas", "[R19]") {
     parameter.requires_grad_(false);
   }
   CHECK_FALSE(model(x).requires_grad());
+}
+
+TEST_CASE("the activations of frozen layers are not kept", "[R19]") {
+  const test::Devices devices = test::sim(2);
+  constexpr int64_t kSamples = 2000;  // a device; weights weigh little
+  const auto peak_of = [&](auto& model, int64_t samples, torch::Device device) {
+    const auto x = torch::randn({samples, 4}, test::float64_on(devices[0]));
+    dataparallel::simulated::reset_counters();
+    const auto before = dataparallel::simulated::memory_allocated(device);
+    model->forward(x).sum().backward();
+    return dataparallel::simulated::peak_memory(device) - before;
+  };
+  torch::nn::Sequential net(torch::nn::Linear(4, 32));
+  for (int layer = 0; layer < 8; ++layer) {
+    net->push_back(torch::nn::Tanh());
+    net->push_back(torch::nn::Linear(32, layer < 7 ? 32 : 1));
+  }
+  net->to(devices[0], torch::kDouble);
+  const auto unfrozen = peak_of(net, kSamples, devices[0]);
+  for (torch::Tensor& parameter : net->parameters()) {
+    parameter.requires_grad_(parameter.size(0) == 1);  // the head's
+  }
+  const auto single = peak_of(net, kSamples, devices[0]);
+  REQUIRE(static_cast<double>(unfrozen) > 2 * static_cast<double>(single));
+  dp::DataParallel<torch::nn::Sequential> model(
+      net, on(devices).output_device(torch::kCPU));
+  peak_of(model, 2 * kSamples, devices[1]);
+  const auto replica = peak_of(model, 2 * kSamples, devices[1]);
+  // The replica's own chunk of the input lies on its device too.
+  const double input = kSamples * 4 * sizeof(double);
+  CHECK(static_cast<double>(replica) <
+        1.05 * static_cast<double>(single) + input);
+}
+
+TEST_CASE("nothing happens on devices outside the list", "[R33]") {
+  const auto all = test::sim(4);
+  auto net = test::make<Mlp>(all[2]);
+  const auto x = batch_on(all[2]);
+  dataparallel::simulated::reset_counters();
+  dp::DataParallel<Mlp> model(net, on({all[2], all[3]}));
+  torch::optim::Adam optimizer(model->parameters());
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    model(x).pow(2).mean().backward();
+    model->forward_backward(
+        [](const torch::Tensor& y, const torch::Tensor&) { return y.mean(); },
+        x, x);
+    optimizer.step();
+  }
+  for (const torch::Device outside : {all[0], all[1]}) {
+    CHECK(dataparallel::simulated::peak_memory(outside) == 0);
+    CHECK(dataparallel::simulated::kernels_launched(outside) == 0);
+    for (const torch::Device other : {all[2], all[3], torch::Device("cpu")}) {
+      CHECK(dataparallel::simulated::copies(outside, other) == 0);
+      CHECK(dataparallel::simulated::copies(other, outside) == 0);
+    }
+  }
+  CHECK(dataparallel::simulated::peak_memory(all[3]) > 0);
 }
 
 TEST_CASE("second derivatives are those of one device", "[R25]") {

@@ -19,13 +19,9 @@
 namespace {
 
 namespace dp = dataparallel;
-using Catch::Matchers::Contains;
+using Catch::Contains;
+using test::batch_on;
 using test::Mlp;
-
-torch::Tensor batch_on(torch::Device device, int64_t samples = 7) {
-  torch::manual_seed(7);
-  return torch::randn({samples, 4}, test::float64_on(device));
-}
 
 /// Every kind of argument and of result at once.
 struct ManyImpl : torch::nn::Cloneable<ManyImpl> {
@@ -90,7 +86,6 @@ TEST_CASE("three optimizer steps are those of one device, for any batch size",
   const auto devices = GENERATE(from_range(test::device_lists()));
   const int64_t samples = GENERATE(1, 2, 3, 5, 8);
   INFO(test::name(devices) << samples << " samples");
-  test::NoRaces no_races;
   const auto x = batch_on(devices[0], samples);
   test::check_trains_as_on_one_device(
       test::make<Mlp>(devices[0]), dp::DataParallelOptions().devices(devices),
@@ -113,7 +108,6 @@ TEST_CASE("a convolution in eval mode trains as on one device",
           "[data_parallel]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   auto net = test::make<test::ConvNet>(devices[0]);
   net->eval();
   torch::manual_seed(5);
@@ -138,7 +132,6 @@ TEST_CASE("an empty batch is one call, its result as it is",
 TEST_CASE("any nesting of arguments and results works", "[data_parallel]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   auto net = test::make<Many>(devices[0]);
   auto single = test::twin(net);
   dp::DataParallel<Many> model(net, dp::DataParallelOptions().devices(devices));
@@ -419,4 +412,21 @@ TEST_CASE("everything is freed with the wrapper", "[data_parallel]") {
   }
   CHECK(watch.expired());
   CHECK(CountedImpl::alive == 0);
+}
+
+TEST_CASE("a call from inside a call is an error, not a hang",
+          "[data_parallel][errors]") {
+  const auto devices = GENERATE(from_range(test::short_device_lists()));
+  const int64_t samples = GENERATE(7, 1);
+  auto net = test::make<Mlp>(devices[0]);
+  dp::DataParallel<Mlp> model(net, dp::DataParallelOptions().devices(devices));
+  const auto x = torch::randn({samples, 4}, test::float64_on(devices[0]));
+  const auto calls_itself = [&](const torch::Tensor& y, const torch::Tensor&) {
+    return y.mean() + model(x).mean();
+  };
+  CHECK_THROWS_WITH(model->loss(calls_itself, x, x),
+                    Contains("DataParallel::forward: called from inside"));
+  CHECK_THROWS_WITH(model->forward_backward(calls_itself, x, x),
+                    Contains("DataParallel::forward: called from inside"));
+  test::check_equal("afterwards", model(x), net(x));
 }

@@ -13,10 +13,7 @@
 namespace {
 
 namespace dp = dataparallel;
-
-dp::DataParallelOptions on(const test::Devices& devices) {
-  return dp::DataParallelOptions().devices(devices);
-}
+using test::on;
 
 const std::vector<torch::ScalarType> kDtypes{torch::kBool,
                                              torch::kUInt8,
@@ -109,7 +106,6 @@ TORCH_MODULE(Lookup);
 TEST_CASE("a buffer of any dtype arrives bit for bit", "[R41]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   Buffers net;
   net->to(devices[0]);
   dp::Replicas<Buffers> replicas(net, devices);
@@ -132,7 +128,6 @@ TEST_CASE("a buffer of any dtype arrives bit for bit", "[R41]") {
 TEST_CASE("complex, zero-size and zero-dimensional parameters train", "[R41]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   torch::manual_seed(3);
   OddWeights net;
   net->to(devices[0]);
@@ -154,7 +149,6 @@ TEST_CASE("complex, zero-size and zero-dimensional parameters train", "[R41]") {
 TEST_CASE("sparse gradients are summed as sparse", "[R41]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   auto net = test::make<Lookup>(devices[0], /*mixed=*/false);
   auto single = test::twin(net);
   dp::DataParallel<Lookup> model(net, on(devices));

@@ -14,7 +14,8 @@
 namespace {
 
 namespace dp = dataparallel;
-using Catch::Matchers::Contains;
+using Catch::Contains;
+using test::batch_on;
 using test::Mlp;
 
 /// A network, its oracle, and the network wrapped on `devices`.
@@ -32,11 +33,6 @@ struct Pair {
   dp::DataParallel<Net> model;
 };
 
-torch::Tensor batch_on(torch::Device device, int64_t samples = 7) {
-  torch::manual_seed(7);
-  return torch::randn({samples, 4}, test::float64_on(device));
-}
-
 /// (|d output / d input| - 1)^2.
 template <class Model>
 torch::Tensor gradient_penalty(Model& model, const torch::Tensor& batch) {
@@ -53,7 +49,6 @@ TEST_CASE("a gradient penalty gives the gradients of one device",
           "[gradients]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   Pair<Mlp> both(devices);
   const auto x = batch_on(both.device);
   const auto got = gradient_penalty(both.model, x);
@@ -68,7 +63,6 @@ TEST_CASE("grad over parameters with the graph kept can be differentiated",
           "[gradients]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   Pair<Mlp> both(devices);
   const auto x = batch_on(both.device);
   const auto second_order = [&](auto& model, Mlp& net) {
@@ -128,7 +122,6 @@ TEST_CASE("backward twice over a retained graph adds the same again",
           "[gradients]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   Pair<Mlp> both(devices);
   const auto x = batch_on(both.device);
   const auto twice = [&](auto& model) {
@@ -155,7 +148,6 @@ TEST_CASE("two forwards before one backward, in train and in eval mode",
   const auto devices = GENERATE(from_range(test::device_lists()));
   const bool training = GENERATE(false, true);
   INFO(test::name(devices) << (training ? "train" : "eval"));
-  test::NoRaces no_races;
   Pair<test::ConvNet> both(devices);
   both.net->train(training);
   both.single->train(training);
@@ -225,7 +217,6 @@ TEST_CASE("parameters that some or no replicas use", "[gradients]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   const int64_t positive = GENERATE(0, 1, 3, 8);
   INFO(test::name(devices) << positive << " positive rows");
-  test::NoRaces no_races;
   Pair<test::PartlyUsed> both(devices);
   auto x =
       test::rows_of_sign(positive, 8 - positive, test::float64_on(both.device));
@@ -289,7 +280,6 @@ TEST_CASE("a hook on a parameter that no replica uses is not called",
   const auto devices = GENERATE(from_range(test::device_lists()));
   const bool early = GENERATE(false, true);
   INFO(test::name(devices) << (early ? "before" : "after") << " wrapping");
-  test::NoRaces no_races;
   int calls = 0;
   const auto hook = [&calls](test::PartlyUsed& net) {
     net->none->weight.register_hook([&calls](const torch::Tensor& gradient) {

@@ -17,17 +17,10 @@
 namespace {
 
 namespace dp = dataparallel;
-using Catch::Matchers::Contains;
+using Catch::Contains;
+using test::batch_on;
 using test::Mlp;
-
-torch::Tensor batch_on(torch::Device device, int64_t samples = 7) {
-  torch::manual_seed(7);
-  return torch::randn({samples, 4}, test::float64_on(device));
-}
-
-dp::DataParallelOptions on(const test::Devices& devices) {
-  return dp::DataParallelOptions().devices(devices);
-}
+using test::on;
 
 /// A scripted layer with a buffer, a mode, a number, and tensors in a list, a
 /// dictionary and a tuple.
@@ -110,7 +103,6 @@ TORCH_MODULE(NotCloneable);
 TEST_CASE("a Sequential trains as on one device", "[module_kinds]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::Tanh(),
                             torch::nn::Linear(6, 3));
   net->to(devices[0], torch::kDouble);
@@ -180,7 +172,6 @@ TEST_CASE("an AnyModule that cannot be cloned is refused with both ways out",
 TEST_CASE("a scripted module trains as on one device", "[module_kinds][jit]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   torch::jit::Module net = scripted(devices[0]);
   torch::jit::Module single = twin_of(net);
   dp::DataParallel<torch::jit::Module> model(net, on(devices));
@@ -314,7 +305,6 @@ TEST_CASE("a factory makes the replicas of a module that cannot be cloned",
           "[module_kinds]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   NotCloneable net(2.0);
   net->to(devices[0], torch::kDouble);
   std::vector<torch::Device> asked;

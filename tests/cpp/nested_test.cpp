@@ -397,6 +397,7 @@ TEST_CASE("equal plain values merge to that value", "[nested]") {
   CHECK(merge<int>({3, 3, 3}) == 3);
   CHECK(merge<double>({0.5, 0.5}) == 0.5);
   CHECK(merge<bool>({true, true}) == true);
+  CHECK(merge<bool>({false, false, false}) == false);
   CHECK(merge<std::string>({"a", "a"}) == "a");
   CHECK(merge<std::vector<int>>({{1, 2}, {1, 2}}) == std::vector<int>{1, 2});
   CHECK(merge<std::vector<bool>>({{true, false}, {true, false}}) ==

@@ -13,7 +13,7 @@
 namespace {
 
 namespace dp = dataparallel;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using test::Mlp;
 
 template <class Net>
@@ -135,6 +135,25 @@ TEST_CASE("a tie made by assigning a member is refused by name",
                                    Contains("holds another tensor"));
 }
 
+TEST_CASE("a tie made by assignment is seen beside an optimizer made before",
+          "[replicate][errors]") {
+  Tied net(/*in_reset=*/false);
+  torch::optim::Adam all(net->parameters());
+  CHECK_NOTHROW(wrap(net));
+  net->decoder->weight = net->encoder->weight;
+  CHECK_THROWS_WITH(wrap(net), Contains("parameter decoder.weight"));
+}
+
+TEST_CASE("an optimizer of some parameters is taken for no tie",
+          "[replicate][errors]") {
+  Tied net(/*in_reset=*/false);
+  const auto head = net->decoder->parameters();
+  torch::optim::SGD of_head(head, /*lr=*/0.1);
+  CHECK_NOTHROW(wrap(net));
+  torch::optim::SGD of_weight({net->encoder->weight}, /*lr=*/0.1);
+  CHECK_NOTHROW(wrap(net));
+}
+
 TEST_CASE("a tie made by assignment after wrapping is refused when asked for",
           "[replicate][errors]") {
   Tied net(/*in_reset=*/false);
@@ -161,7 +180,6 @@ TEST_CASE("a layer registered twice trains as on one device",
           "[data_parallel]") {
   const auto devices = GENERATE(from_range(test::short_device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   auto net = test::make<Shared>(devices[0]);
   const auto x = torch::randn({7, 4}, test::float64_on(devices[0]));
   test::check_trains_as_on_one_device(

@@ -13,13 +13,9 @@
 namespace {
 
 namespace dp = dataparallel;
-using Catch::Matchers::Contains;
+using Catch::Contains;
+using test::batch_on;
 using test::Mlp;
-
-torch::Tensor batch_on(torch::Device device) {
-  torch::manual_seed(7);
-  return torch::randn({6, 4}, test::float64_on(device));
-}
 
 /// What each replica gives for the same input, on the CPU.
 template <class Net>
@@ -37,7 +33,6 @@ std::vector<torch::Tensor> outputs(dp::Replicas<Net>& replicas,
 void check_follows(const std::function<void(Mlp&)>& change) {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));
-  test::NoRaces no_races;
   auto net = test::make<Mlp>(devices[0]);
   dp::Replicas<Mlp> replicas(net, devices);
   const torch::Tensor x = batch_on(devices[0]);

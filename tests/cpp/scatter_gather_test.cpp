@@ -144,7 +144,6 @@ TEST_CASE("shares of any size lose no sample and stay within one of exact",
 
 TEST_CASE("a batch is split over the devices and nothing is lost",
           "[scatter]") {
-  const test::NoRaces no_races;
   for (const Devices& devices : test::device_lists()) {
     for (const int64_t samples : {1, 2, 3, 5, 7, 16}) {
       CAPTURE(test::name(devices), samples);
@@ -178,7 +177,6 @@ TEST_CASE("a batch of none is one part on the first device", "[scatter]") {
 
 TEST_CASE("the batch dimension may be any, counted from either end",
           "[scatter]") {
-  const test::NoRaces no_races;
   for (const Devices& devices : test::device_lists()) {
     for (const int64_t dim : {0, 1, 2, -1, -2, -3}) {
       CAPTURE(test::name(devices), dim);
@@ -273,7 +271,6 @@ TEST_CASE("where nothing is split each device gets one part", "[scatter]") {
 // R39
 TEST_CASE("a table goes whole to each replica, captions by sample",
           "[scatter]") {
-  const test::NoRaces no_races;
   for (const Devices& devices : test::short_device_lists()) {
     CAPTURE(test::name(devices));
     const Tensor table = counted({7, 2});
@@ -326,6 +323,13 @@ TEST_CASE("lists of any kind are split by sample", "[scatter]") {
     CHECK(same(samples[2].at(0), counted({5})));
     CHECK(samples[2][0].device() == devices[2]);
   }
+  // A list that may be left out.
+  using MaybeNames = std::optional<std::vector<std::string>>;
+  CHECK((scatter(MaybeNames({"a", "b", "c"}), test::cpu(2), by_sample) ==
+         std::vector<MaybeNames>{{{"a", "b"}}, {{"c"}}}));
+  CHECK((scatter(MaybeNames(), test::cpu(2), by_sample) ==
+         std::vector<MaybeNames>{std::nullopt, std::nullopt}));
+  CHECK(scatter(c10::IValue(), test::cpu(2), by_sample).front().isNone());
   // One sample, and none.
   CHECK(scatter(std::vector<int>{1}, test::cpu(2), by_sample) ==
         std::vector<std::vector<int>>{{1}});
@@ -399,7 +403,6 @@ TEST_CASE("parts on the batch's own device are views of it", "[scatter]") {
 }
 
 TEST_CASE("200 random batches are split without losing anything", "[scatter]") {
-  const test::NoRaces no_races;
   torch::manual_seed(1);
   std::mt19937 random(1);
   const auto below = [&](int64_t end) {
@@ -445,7 +448,6 @@ TEST_CASE("200 random batches are split without losing anything", "[scatter]") {
 // R41
 TEST_CASE("every dtype is scattered and gathered bit for bit",
           "[scatter][gather]") {
-  const test::NoRaces no_races;
   torch::manual_seed(1);
   for (const Devices& devices : test::device_lists()) {
     for (const torch::ScalarType dtype : test::dtypes()) {
@@ -465,7 +467,6 @@ TEST_CASE("every dtype is scattered and gathered bit for bit",
 }
 
 TEST_CASE("channels-last stays channels-last", "[scatter][gather]") {
-  const test::NoRaces no_races;
   for (const Devices& devices : test::device_lists()) {
     CAPTURE(test::name(devices));
     const Tensor batch =
@@ -560,7 +561,6 @@ TEST_CASE("layouts that cannot be split are refused but may be copied",
 }
 
 TEST_CASE("scatter is differentiable, twice", "[scatter]") {
-  const test::NoRaces no_races;
   for (const Devices& devices : test::device_lists()) {
     for (const int64_t dim : {0, 1}) {
       CAPTURE(test::name(devices), dim);
@@ -603,7 +603,6 @@ TEST_CASE("the caller's own values stay as they are", "[scatter]") {
 }
 
 TEST_CASE("a pinned batch arrives whole, without a race", "[scatter][sim]") {
-  const test::NoRaces no_races;
   const Devices devices = test::sim(2);
   Tensor batch;
   try {
@@ -647,7 +646,6 @@ bool same_samples(const PackedSequence& a, const PackedSequence& b) {
 
 TEST_CASE("a packed sequence is split by sample and joined again",
           "[scatter][gather]") {
-  const test::NoRaces no_races;
   for (const Devices& devices : test::device_lists()) {
     for (const bool sorted : {true, false}) {
       CAPTURE(test::name(devices), sorted);
@@ -726,7 +724,6 @@ TEST_CASE("a packed sequence stays differentiable", "[scatter][gather]") {
 // Gather.
 
 TEST_CASE("gather undoes scatter of nested inputs", "[gather]") {
-  const test::NoRaces no_races;
   using Inputs = std::tuple<Tensor, std::map<std::string, Tensors>,
                             std::optional<Tensor>, std::string, c10::IValue>;
   for (const Devices& devices : test::device_lists()) {
@@ -748,7 +745,6 @@ TEST_CASE("gather undoes scatter of nested inputs", "[gather]") {
 }
 
 TEST_CASE("the target may be any device, the CPU too", "[gather]") {
-  const test::NoRaces no_races;
   for (const Devices& devices : test::device_lists()) {
     Devices targets = devices;
     targets.emplace_back(torch::kCPU);
@@ -763,7 +759,6 @@ TEST_CASE("the target may be any device, the CPU too", "[gather]") {
 
 TEST_CASE("zero-dimensional tensors become a vector for every dimension",
           "[gather]") {
-  const test::NoRaces no_races;
   for (const Devices& devices : test::device_lists()) {
     for (const int64_t dim : {0, 1, -1, 5}) {
       CAPTURE(test::name(devices), dim);
@@ -902,7 +897,6 @@ TEST_CASE("empty parts are joined", "[gather]") {
 }
 
 TEST_CASE("gather is differentiable, twice", "[gather]") {
-  const test::NoRaces no_races;
   for (const Devices& devices : test::device_lists()) {
     CAPTURE(test::name(devices));
     Tensors parts;

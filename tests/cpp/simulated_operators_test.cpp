@@ -215,7 +215,6 @@ Tensors run(const Operator& op, torch::Device device) {
 
 TEST_CASE("operators give the CPU's results and gradients", "[simulated]") {
   const auto device = test::sim(2)[1];
-  test::NoRaces no_races;
   for (const Operator& op : kOperators) {
     INFO(op.name);
     const Tensors expected = run(op, torch::kCPU);
@@ -274,7 +273,6 @@ void check_module(const std::string& name, Module module, const Tensor& input) {
 TEST_CASE("modules give the CPU's results, gradients and running statistics",
           "[simulated]") {
   namespace nn = torch::nn;
-  test::NoRaces no_races;
   torch::manual_seed(5);
   const auto rows = torch::randn({5, 4});
   const auto image = torch::randn({3, 4, 6, 6});
@@ -319,7 +317,6 @@ TEST_CASE("batch norm in training really updates its running statistics",
 TEST_CASE("embeddings give sparse gradients that add, copy and coalesce",
           "[simulated]") {
   const auto devices = test::sim(2);
-  test::NoRaces no_races;
   torch::nn::Embedding embedding(
       torch::nn::EmbeddingOptions(10, 3).sparse(true));
   embedding->to(devices[0]);
@@ -360,7 +357,6 @@ TEST_CASE("every dtype and channels-last survive the way there and back",
 
 TEST_CASE("optimizers step as on the CPU", "[simulated]") {
   const auto device = test::sim(1)[0];
-  test::NoRaces no_races;
   torch::nn::Linear a(3, 2);
   a->to(torch::kDouble);
   auto b = std::dynamic_pointer_cast<torch::nn::LinearImpl>(a->clone(device));

@@ -11,6 +11,20 @@ inline auto Contains(const std::string& text) {
   return Matchers::ContainsSubstring(text);
 }
 }  // namespace Catch
+namespace test {
+using ListenerBase = Catch::EventListenerBase;
+inline std::string name_of(const Catch::TestCaseStats& stats) {
+  return stats.testInfo->name;
+}
+}  // namespace test
 #else
 #include <catch2/catch.hpp>
+#ifdef CATCH_CONFIG_EXTERNAL_INTERFACES
+namespace test {
+using ListenerBase = Catch::TestEventListenerBase;
+inline std::string name_of(const Catch::TestCaseStats& stats) {
+  return stats.testInfo.name;
+}
+}  // namespace test
+#endif
 #endif

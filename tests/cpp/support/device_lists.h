@@ -9,7 +9,8 @@
 #include "support/catch.h"
 
 // The device lists that every piece is tested on: CPU replicas, and simulated
-// devices with the race detector on.
+// devices with the race detector on; a test that leaves a race fails
+// (main.cpp).
 
 namespace test {
 
@@ -44,17 +45,6 @@ inline std::vector<Devices> device_lists() {
 inline std::vector<Devices> short_device_lists() {
   return {cpu(3), sim(3)};
 }
-
-/// In a test: no race may have been seen when it ends.
-class NoRaces {
- public:
-  NoRaces() { dataparallel::simulated::clear_races(); }
-  ~NoRaces() {
-    for (const auto& race : dataparallel::simulated::races()) {
-      FAIL_CHECK(race.message());
-    }
-  }
-};
 
 inline std::string name(const Devices& devices) {
   std::string text;

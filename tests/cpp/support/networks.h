@@ -80,6 +80,12 @@ inline torch::TensorOptions float64_on(torch::Device device) {
   return torch::TensorOptions().dtype(torch::kDouble).device(device);
 }
 
+/// [samples, 4] in float64, the same every time.
+inline torch::Tensor batch_on(torch::Device device, int64_t samples = 7) {
+  torch::manual_seed(7);
+  return torch::randn({samples, 4}, float64_on(device));
+}
+
 /// A network in float64 on `device`, the same one every time.
 template <class Net, class... Args>
 Net make(torch::Device device, Args&&... args) {

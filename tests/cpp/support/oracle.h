@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "support/catch.h"
 
@@ -12,6 +13,11 @@
 // whole batch.
 
 namespace test {
+
+inline dataparallel::DataParallelOptions on(
+    const std::vector<torch::Device>& devices) {
+  return dataparallel::DataParallelOptions().devices(devices);
+}
 
 inline double tolerance(torch::ScalarType dtype) {
   return dtype == torch::kDouble || dtype == torch::kComplexDouble ? 1e-10
