@@ -1,10 +1,14 @@
 #include <dataparallel/data_parallel.h>
 #include <torch/torch.h>
 
+#include <array>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "support/catch.h"
 #include "support/device_lists.h"
+#include "support/meeting.h"
 #include "support/networks.h"
 #include "support/oracle.h"
 
@@ -43,7 +47,77 @@ torch::Tensor gradient_penalty(Model& model, const torch::Tensor& batch) {
   return (gradient[0].norm() - 1).pow(2);
 }
 
+/// Layers of which each tells `in_backward`, by its number, when backward has
+/// come to it, on the thread of its device.
+struct WatchedImpl : torch::nn::Cloneable<WatchedImpl> {
+  static constexpr int kLayers = 6;
+  inline static std::function<void(int, torch::Device)> in_backward;
+
+  struct Watch : torch::autograd::Function<Watch> {
+    static torch::Tensor forward(torch::autograd::AutogradContext* context,
+                                 const torch::Tensor& x, int64_t layer) {
+      context->saved_data["layer"] = layer;
+      return x.clone();
+    }
+    static torch::autograd::variable_list backward(
+        torch::autograd::AutogradContext* context,
+        torch::autograd::variable_list gradients) {
+      in_backward(static_cast<int>(context->saved_data["layer"].toInt()),
+                  gradients[0].device());
+      return {gradients[0], torch::Tensor()};
+    }
+  };
+
+  WatchedImpl() { reset(); }
+  void reset() override {
+    layers = register_module("layers", torch::nn::ModuleList());
+    for (int layer = 0; layer < kLayers; ++layer) {
+      layers->push_back(torch::nn::Linear(4, 4));
+    }
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      x = Watch::apply(
+          torch::tanh(layers[layer]->as<torch::nn::Linear>()->forward(x)),
+          static_cast<int64_t>(layer));
+    }
+    return x;
+  }
+  torch::nn::ModuleList layers{nullptr};
+};
+TORCH_MODULE(Watched);
+
 }  // namespace
+
+TEST_CASE("gradients are reduced while backward still computes",
+          "[gradients][overlap]") {
+  // The replicas go layer by layer together; so when replica 0 has come to a
+  // layer, the gradients of the layers two behind it have been reduced.
+  constexpr int kLayers = WatchedImpl::kLayers;
+  const test::Devices devices = test::sim(2);
+  const auto copies = [&] {
+    return dataparallel::simulated::copies(devices[1], devices[0]);
+  };
+  auto net = test::make<Watched>(devices[0]);
+  dp::DataParallel<Watched> model(net, test::on(devices).bucket_bytes(1));
+  const auto loss = model(batch_on(devices[0])).pow(2).mean();
+  dataparallel::simulated::reset_counters();
+  std::vector<test::Meeting> meetings(kLayers);
+  std::array<int64_t, kLayers> reduced{};
+  WatchedImpl::in_backward = [&](int layer, torch::Device device) {
+    meetings[layer].arrive();
+    if (device == devices[0]) {
+      reduced[layer] = copies();
+    }
+  };
+  loss.backward();
+  constexpr int kTensors = 2;  // of a layer, each in a bucket of its own
+  for (int layer = 0; layer < kLayers - 2; ++layer) {
+    INFO("layer " << layer);
+    CHECK(reduced[layer] >= kTensors * (kLayers - 2 - layer));
+  }
+  CHECK(copies() >= kTensors * kLayers);
+}
 
 TEST_CASE("a gradient penalty gives the gradients of one device",
           "[gradients]") {

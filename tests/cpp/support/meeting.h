@@ -9,7 +9,7 @@ namespace test {
 /// Waits until as many threads as expected are here; false after 20 s.
 class Meeting {
  public:
-  explicit Meeting(size_t expected) : expected_(expected) {}
+  explicit Meeting(size_t expected = 2) : expected_(expected) {}
   bool arrive() {
     std::unique_lock lock(mutex_);
     ++here_;
