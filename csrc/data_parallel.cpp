@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <map>
 
 #include "detail/gradient_bridge.h"
@@ -146,12 +147,31 @@ void backward_into(std::vector<ReplicaGradients> gradients) {
   }
 }
 
-void check_loss(const at::Tensor& loss) {
+void check_loss(const WeightedLoss& loss) {
+  const auto described = [](const at::Tensor& tensor) {
+    return tensor.defined() ? c10::str("a ", tensor.scalar_type(),
+                                       " tensor of shape ", tensor.sizes())
+                            : std::string("None");
+  };
   TORCH_CHECK_VALUE(
-      loss.defined() && loss.dim() == 0, "loss: the loss function returned ",
-      loss.defined() ? c10::str("a tensor of shape ", loss.sizes())
-                     : std::string("None"),
-      ", expected a scalar, the mean over the replica's samples");
+      loss.loss.defined() && loss.loss.dim() == 0 &&
+          (loss.loss.is_floating_point() || loss.loss.is_complex()),
+      "loss: the loss function returned ", described(loss.loss),
+      ", expected a floating-point scalar, the mean over the replica's "
+      "samples");
+  TORCH_CHECK_VALUE(!loss.weight.defined() || loss.weight.dim() == 0,
+                    "loss: the loss function returned as weight ",
+                    described(loss.weight), ", expected a scalar");
+}
+
+void check_any_graph(const std::vector<WeightedLoss>& losses) {
+  TORCH_CHECK(std::any_of(losses.begin(), losses.end(),
+                          [](const WeightedLoss& loss) {
+                            return loss.loss.requires_grad();
+                          }),
+              "forward_backward: the loss does not require grad: nothing in "
+              "forward or in the loss function depends on a parameter that "
+              "does");
 }
 
 std::vector<at::Tensor> shares_of(const std::vector<at::Tensor>& weights,

@@ -3,22 +3,86 @@
 #include <dataparallel/module_traits.h>
 #include <dataparallel/nested.h>
 
+#include <map>
 #include <set>
+#include <unordered_map>
 
 namespace dataparallel::detail {
 namespace {
 
-using Parameters = torch::OrderedDict<std::string, at::Tensor>;
-
-/// A module's own registered parameters. The member is protected; naming it
-/// through a derived class is how C++ lets one have a pointer to it.
-struct OwnParameters : torch::nn::Module {
-  static const Parameters& of(const torch::nn::Module& module) {
-    return module.*&OwnParameters::parameters_;
-  }
+using Tensors = torch::OrderedDict<std::string, at::Tensor>;
+// What a module itself has registered, read where it is: torch's functions give
+// copies, which would cost more than all else in a refresh. The members are not
+// public; an explicit instantiation may name them all the same.
+template <auto Member, class Tag>
+struct Open {
+  friend auto member(Tag) { return Member; }
 };
+struct Parameters {
+  friend auto member(Parameters);
+};
+struct Buffers {
+  friend auto member(Buffers);
+};
+struct Children {
+  friend auto member(Children);
+};
+template struct Open<&torch::nn::Module::parameters_, Parameters>;
+template struct Open<&torch::nn::Module::buffers_, Buffers>;
+template struct Open<&torch::nn::Module::children_, Children>;
 
-std::vector<NamedTensor> named(const Parameters& tensors) {
+const void* address(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl();
+}
+const void* address(const std::shared_ptr<torch::nn::Module>& module) {
+  return module.get();
+}
+
+/// Calls `act` with the address of all that `module` has registered, and once
+/// with null after each kind.
+template <class Act>
+void each_registered(const torch::nn::Module& module, Act&& act) {
+  const auto all = [&](const auto& dictionary) {
+    for (const auto& item : dictionary) {
+      act(address(item.value()));
+    }
+    act(nullptr);
+  };
+  all(module.*member(Parameters()));
+  all(module.*member(Buffers()));
+  all(module.*member(Children()));
+}
+
+/// Whether a layer of torch's has a member that is not what is registered.
+template <class Layer>
+std::optional<std::string> unregistered_of(const torch::nn::Module& module) {
+  const auto* layer = dynamic_cast<const Layer*>(&module);
+  if (layer == nullptr) {
+    return std::nullopt;
+  }
+  const auto differs = [&](const char* name, const at::Tensor& held) {
+    const at::Tensor* found = (module.*member(Parameters())).find(name);
+    return found != nullptr && !found->is_same(held);
+  };
+  if (differs("weight", layer->weight)) {
+    return "weight";
+  }
+  if constexpr (requires { layer->bias; }) {
+    if (differs("bias", layer->bias)) {
+      return "bias";
+    }
+  }
+  return std::nullopt;
+}
+
+template <class... Layers>
+std::optional<std::string> unregistered_in(const torch::nn::Module& module) {
+  std::optional<std::string> found;
+  ((found = unregistered_of<Layers>(module), found.has_value()) || ...);
+  return found;
+}
+
+std::vector<NamedTensor> named(const Tensors& tensors) {
   std::vector<NamedTensor> result;
   for (const auto& item : tensors) {
     if (item.value().defined()) {
@@ -41,12 +105,7 @@ class NNAccess : public ModuleAccess {
   std::vector<NamedTensor> parameters() override {
     seen_.clear();
     for (const auto& module : modules_) {
-      const Parameters& own = OwnParameters::of(*module);
-      Own seen{&own, {}};
-      for (const auto& item : own) {
-        seen.tensors.push_back(item.value().unsafeGetTensorImpl());
-      }
-      seen_.push_back(std::move(seen));
+      each_registered(*module, [&](const void* one) { seen_.push_back(one); });
     }
     return named(root_->named_parameters());
   }
@@ -56,17 +115,32 @@ class NNAccess : public ModuleAccess {
   }
 
   bool replaced() const override {
-    for (const Own& seen : seen_) {
-      if (seen.dict->size() != seen.tensors.size()) {
-        return true;
-      }
-      for (size_t i = 0; i < seen.tensors.size(); ++i) {
-        if ((*seen.dict)[i].value().unsafeGetTensorImpl() != seen.tensors[i]) {
-          return true;
-        }
+    size_t at = 0;
+    bool same = true;
+    for (const auto& module : modules_) {
+      each_registered(*module, [&](const void* one) {
+        same = same && at < seen_.size() && seen_[at++] == one;
+      });
+    }
+    return !same || at != seen_.size();
+  }
+
+  std::optional<std::string> unregistered() const override {
+    for (const auto& item : root_->named_modules()) {
+      const auto name = unregistered_in<
+          torch::nn::LinearImpl, torch::nn::BilinearImpl,
+          torch::nn::EmbeddingImpl, torch::nn::EmbeddingBagImpl,
+          torch::nn::Conv1dImpl, torch::nn::Conv2dImpl, torch::nn::Conv3dImpl,
+          torch::nn::ConvTranspose1dImpl, torch::nn::ConvTranspose2dImpl,
+          torch::nn::ConvTranspose3dImpl, torch::nn::LayerNormImpl,
+          torch::nn::GroupNormImpl, torch::nn::BatchNorm1dImpl,
+          torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl,
+          torch::nn::PReLUImpl>(*item.value());
+      if (name.has_value()) {
+        return item.key().empty() ? *name : item.key() + "." + *name;
       }
     }
-    return false;
+    return std::nullopt;
   }
 
   void follow(ModuleAccess& original, at::Device) override {
@@ -90,61 +164,96 @@ class NNAccess : public ModuleAccess {
   }
 
  private:
-  struct Own {
-    const Parameters* dict;
-    std::vector<const at::TensorImpl*> tensors;
-  };
   std::shared_ptr<torch::nn::Module> root_;
   std::vector<std::shared_ptr<torch::nn::Module>> modules_;
-  std::vector<Own> seen_;
+  std::vector<const void*> seen_;
 };
 
-/// Copies every tensor to `device`; nothing is shared with the original.
+/// The original's tensors, and what stands for each in a replica.
+using Counterparts = std::unordered_map<const at::TensorImpl*, at::Tensor>;
+
+/// Replaces every tensor by its counterpart, or copies it to `device`; nothing
+/// is shared with the original.
 class CopyTo : public LeafVisitor {
  public:
-  explicit CopyTo(at::Device device) : device_(device) {}
-  void tensor(at::Tensor& tensor, const std::string&) override {
-    if (tensor.defined()) {
-      tensor = tensor.detach().to(device_, /*non_blocking=*/!device_.is_cpu(),
-                                  /*copy=*/true);
+  CopyTo(at::Device device, const Counterparts& counterparts)
+      : device_(device), counterparts_(counterparts) {}
+  void tensor(at::Tensor& tensor, const std::string& path) override {
+    if (!tensor.defined()) {
+      return;
     }
+    const auto found = counterparts_.find(tensor.unsafeGetTensorImpl());
+    if (found != counterparts_.end()) {
+      tensor = found->second;
+      return;
+    }
+    TORCH_CHECK_VALUE(!tensor.requires_grad(), "replicate: the attribute ",
+                      path,
+                      " holds a tensor that needs a gradient, but is no "
+                      "parameter of the module: in the replicas its gradient "
+                      "would be lost");
+    tensor = tensor.detach().to(device_, /*non_blocking=*/!device_.is_cpu(),
+                                /*copy=*/true);
   }
   void packed(torch::nn::utils::rnn::PackedSequence&,
               const std::string&) override {}
 
  private:
   at::Device device_;
+  const Counterparts& counterparts_;
 };
 
 bool is_container(const c10::IValue& value) {
   return value.isList() || value.isGenericDict() || value.isTuple();
 }
 
-/// Follows the attributes that are neither parameters nor tensors.
-void follow_attributes(const torch::jit::Module& from,
-                       const torch::jit::Module& to, at::Device device) {
+/// Calls `act(name, slot of `from`, slot of `to`, index, to)` for each
+/// attribute that is no module, children's too.
+template <class Act>
+void each_attribute(const torch::jit::Module& from,
+                    const torch::jit::Module& to, Act&& act) {
   const auto type = from.type();
   const auto source = from._ivalue();
   const auto target = to._ivalue();
   for (size_t i = 0; i < type->numAttributes(); ++i) {
-    c10::IValue value = source->getSlot(i);
     if (type->getAttribute(i)->is_module()) {
-      follow_attributes(torch::jit::Module(value.toObject()),
-                        torch::jit::Module(target->getSlot(i).toObject()),
-                        device);
-    } else if (is_container(value)) {
-      CopyTo copy(device);
-      visit_ivalue(value, type->getAttributeName(i), copy);
-      target->setSlot(i, std::move(value));
-    } else if (!value.isTensor() && !value.isObject() && !value.isCapsule()) {
-      target->setSlot(i, std::move(value));
-    } else if (value.isTensor() != target->getSlot(i).isTensor()) {
-      // An optional tensor that was None when the replica was made.
-      CopyTo copy(device);
-      visit_ivalue(value, type->getAttributeName(i), copy);
-      target->setSlot(i, std::move(value));
+      each_attribute(torch::jit::Module(source->getSlot(i).toObject()),
+                     torch::jit::Module(target->getSlot(i).toObject()), act);
+    } else {
+      act(type->getAttributeName(i), source->getSlot(i), *target, i);
     }
   }
+}
+
+/// Follows the attributes that are neither parameters nor tensors.
+void follow_attributes(const torch::jit::Module& from,
+                       const torch::jit::Module& to, at::Device device) {
+  Counterparts counterparts;
+  each_attribute(from, to,
+                 [&](const std::string&, const c10::IValue& value,
+                     c10::ivalue::Object& target, size_t i) {
+                   if (value.isTensor() && target.getSlot(i).isTensor()) {
+                     counterparts.emplace(
+                         value.toTensor().unsafeGetTensorImpl(),
+                         target.getSlot(i).toTensor());
+                   }
+                 });
+  each_attribute(
+      from, to,
+      [&](const std::string& name, c10::IValue value,
+          c10::ivalue::Object& target, size_t i) {
+        // An optional tensor may have been None when the replica was made.
+        const bool new_tensor =
+            value.isTensor() != target.getSlot(i).isTensor();
+        if (is_container(value) || (value.isTensor() && new_tensor)) {
+          CopyTo copy(device, counterparts);
+          visit_ivalue(value, name, copy);
+          target.setSlot(i, std::move(value));
+        } else if (new_tensor || (!value.isTensor() && !value.isObject() &&
+                                  !value.isCapsule())) {
+          target.setSlot(i, std::move(value));
+        }
+      });
 }
 
 class ScriptAccess : public ModuleAccess {
@@ -199,6 +308,10 @@ class ScriptAccess : public ModuleAccess {
                       device);
   }
 
+  std::optional<std::string> unregistered() const override {
+    return std::nullopt;
+  }
+
   const torch::nn::Module* wrapper_inside() const override { return nullptr; }
 
  private:
@@ -236,6 +349,7 @@ class ShownScriptModule : public torch::nn::Module {
     return script_.hasattr("training") ? script_.is_training()
                                        : torch::nn::Module::is_training();
   }
+  const torch::jit::Module& script() const { return script_; }
 
  private:
   torch::jit::Module script_;
@@ -274,12 +388,43 @@ std::shared_ptr<torch::nn::Module> show_script_module(
   return std::make_shared<ShownScriptModule>(std::move(module));
 }
 
+const torch::jit::Module* shown_script_module(const torch::nn::Module& module) {
+  const auto* shown = dynamic_cast<const ShownScriptModule*>(&module);
+  return shown == nullptr ? nullptr : &shown->script();
+}
+
 WrapperBase::~WrapperBase() = default;
+
+namespace {
+
+/// How many hold each of the module's layers and tensors.
+std::map<std::string, int64_t> holders(const torch::nn::Module& module) {
+  std::map<std::string, int64_t> counts;
+  for (const auto& item : module.named_children()) {
+    for (const auto& below : item.value()->named_modules(item.key())) {
+      counts["layer " + below.key()] = below.value().use_count();
+    }
+  }
+  const auto count = [&](const char* kind, const Tensors& tensors) {
+    for (const auto& item : tensors) {
+      if (item.value().defined()) {
+        counts[kind + item.key()] =
+            static_cast<int64_t>(item.value().use_count());
+      }
+    }
+  };
+  count("parameter ", module.named_parameters());
+  count("buffer ", module.named_buffers());
+  return counts;
+}
+
+}  // namespace
 
 std::shared_ptr<torch::nn::Module> clone_module(const std::string& function,
                                                 const torch::nn::Module& module,
                                                 at::Device device) {
   const std::string type = c10::demangle(typeid(module).name());
+  const auto before = holders(module);
   std::shared_ptr<torch::nn::Module> clone;
   try {
     clone = module.clone(device);
@@ -297,6 +442,15 @@ std::shared_ptr<torch::nn::Module> clone_module(const std::string& function,
                    type, " is a ", c10::demangle(typeid(made).name()),
                    ": derive it from torch::nn::Cloneable<", type,
                    ">, or pass a factory");
+  // `clone` copies the struct, then `reset` must put new ones in place of all.
+  for (const auto& [name, count] : holders(module)) {
+    TORCH_CHECK_TYPE(
+        before.at(name) >= count, function, ": the clone of ", type,
+        " still holds the original's ", name,
+        ": reset() must assign every "
+        "member that leads to it anew (a list that it fills must be emptied "
+        "first), or pass a factory that makes a replica for a device");
+  }
   return clone;
 }
 

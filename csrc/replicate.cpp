@@ -151,12 +151,6 @@ std::string shape_of(const at::Tensor& tensor) {
 }  // namespace
 
 struct ReplicaSet::Impl {
-  /// Of a parameter, in holders: how many more it has than its clone.
-  struct Surplus {
-    const NamedTensor* item;
-    int64_t holders;
-  };
-
   Impl(std::string name, std::vector<at::Device> on, int64_t bytes,
        std::vector<std::unique_ptr<ModuleAccess>> replicas)
       : function(std::move(name)),
@@ -167,7 +161,8 @@ struct ReplicaSet::Impl {
   void collect(bool made_by_user);
   void collect_kind(bool parameters, bool made_by_user,
                     std::unordered_set<const at::TensorImpl*>& taken);
-  void check_members(const std::vector<Surplus>& all) const;
+  [[noreturn]] void refuse_assigned(const char* kind,
+                                    const std::string& name) const;
   void lay_out();
   void lay_out_values();
   void lay_out_edges();
@@ -199,6 +194,9 @@ struct ReplicaSet::Impl {
 };
 
 void ReplicaSet::Impl::collect(bool made_by_user) {
+  if (const auto name = modules[0]->unregistered(); name && !made_by_user) {
+    refuse_assigned("parameter", *name);
+  }
   entries.clear();
   std::unordered_set<const at::TensorImpl*> taken;
   collect_kind(/*parameters=*/true, made_by_user, taken);
@@ -206,33 +204,16 @@ void ReplicaSet::Impl::collect(bool made_by_user) {
 }
 
 // A member that was assigned after registration: forward uses a tensor that the
-// registry does not know, which a clone cannot follow. The registered tensor
-// has a holder less than its fresh clone, the one assigned has one more. Others
-// may hold parameters too (an optimizer made before): then less and more are
-// said of what is usual, and only of two tensors that could be tied.
-void ReplicaSet::Impl::check_members(const std::vector<Surplus>& all) const {
-  std::map<int64_t, size_t> counts;
-  for (const Surplus& one : all) {
-    ++counts[one.holders];
-  }
-  const auto usual = std::max_element(
-      counts.begin(), counts.end(),
-      [](const auto& a, const auto& b) { return a.second < b.second; });
-  for (const Surplus& one : all) {
-    const bool tied_to_another =
-        one.holders == usual->first - 1 &&
-        std::any_of(all.begin(), all.end(), [&](const Surplus& other) {
-          return other.holders == usual->first + 1 &&
-                 other.item->tensor.sizes() == one.item->tensor.sizes() &&
-                 other.item->tensor.dtype() == one.item->tensor.dtype();
-        });
-    TORCH_CHECK_TYPE(
-        one.holders >= 0 && !tied_to_another, function, ": parameter ",
-        one.item->name, " of ", modules[0]->type_name(),
-        " is registered, but its member holds another tensor (a tie made by "
-        "assignment?), which a clone loses; tie it in reset(), or pass a "
-        "factory that makes a replica for a device");
-  }
+// registry does not know, which a clone cannot follow. Of torch's own layers
+// `unregistered` tells; of others a registered tensor has fewer holders then
+// than its fresh clone. Not seen where somebody else holds it too.
+void ReplicaSet::Impl::refuse_assigned(const char* kind,
+                                       const std::string& name) const {
+  TORCH_CHECK_TYPE(
+      false, function, ": ", kind, " ", name, " of ", modules[0]->type_name(),
+      " is registered, but its member holds another tensor (a tie made by "
+      "assignment?), which a clone loses; tie it in reset(), or pass a factory "
+      "that makes a replica for a device");
 }
 
 // Compares each replica with the original; see "checked" in `Replicas`.
@@ -281,7 +262,6 @@ void ReplicaSet::Impl::collect_kind(
       by_name.emplace(item.name, item.tensor);
     }
     std::unordered_map<const at::TensorImpl*, size_t> stands_for;
-    std::vector<Surplus> surplus;
     for (size_t i = 0; i < originals.size(); ++i) {
       const NamedTensor& item = originals[i];
       const auto found = by_name.find(item.name);
@@ -309,7 +289,7 @@ void ReplicaSet::Impl::collect_kind(
       // Not holders in this sense: the lists here, one a name in `originals`,
       // two in `copies` and `by_name`; the entry; and the original's gradient
       // accumulator.
-      if (parameters && !made_by_user && fresh) {
+      if (!made_by_user && fresh) {
         const auto names = names_of.at(item.tensor.unsafeGetTensorImpl());
         const bool accumulator =
             torch::autograd::impl::try_get_grad_accumulator(item.tensor) !=
@@ -318,7 +298,9 @@ void ReplicaSet::Impl::collect_kind(
                              names - 1 - (accumulator ? 1 : 0);
         const auto of_copy = static_cast<int64_t>(copy.use_count()) -
                              2 * names_of_copy.at(copy.unsafeGetTensorImpl());
-        surplus.push_back({&item, holders - of_copy});
+        if (holders < of_copy) {
+          refuse_assigned(kind, item.name);
+        }
       }
       handles.push_back(copy);
       by_name.erase(found);
@@ -327,7 +309,6 @@ void ReplicaSet::Impl::collect_kind(
                      by_name.begin()->first, " is in replica ", replica, " of ",
                      modules[0]->type_name(), ", but not in the original",
                      ways_out);
-    check_members(surplus);
     for (const NamedTensor& item : copies) {
       taken.insert(item.tensor.unsafeGetTensorImpl());
     }
@@ -633,6 +614,7 @@ void ReplicaSet::refresh_edges() {
   if (!impl_->follow_originals()) {
     impl_->lay_out();
     impl_->copy_values();
+    impl_->follow_originals();  // the versions
   }
 }
 
@@ -652,6 +634,21 @@ void ReplicaSet::redirect(const std::vector<at::Tensor>& outputs,
                           const std::vector<at::Tensor>& inputs) {
   std::lock_guard lock(impl_->redirecting);
   redirect_edges(outputs, inputs, impl_->redirections[impl_->gradients]);
+}
+
+void ReplicaSet::check_unwritten() const {
+  for (const Entry& entry : impl_->entries) {
+    if (version_of(entry.original) == entry.version) {
+      continue;
+    }
+    for (size_t replica = 1; replica < impl_->devices.size(); ++replica) {
+      TORCH_CHECK(!impl_->shares(entry, replica), impl_->function,
+                  ": forward wrote to ", entry.name,
+                  ", a parameter that replicas on ", impl_->devices[replica],
+                  " share, so several of them wrote to the same memory; what "
+                  "forward writes to must be a buffer");
+    }
+  }
 }
 
 void ReplicaSet::clear_stashes() {

@@ -99,6 +99,16 @@ at::Tensor cut(const at::Tensor& tensor, int64_t dim, int64_t start,
   return tensor.narrow(dim, start, size);
 }
 
+/// The same memory under a version counter and, where gradients flow, a graph
+/// of its own: replicas on one device write to their parts in place at the same
+/// time, and must not meet in the tensor that these are views of.
+at::Tensor apart(const at::Tensor& part) {
+  if (part.layout() != at::kStrided || part.is_quantized()) {
+    return part;
+  }
+  return part.requires_grad() ? part.clone() : part.variable_data();
+}
+
 /// `sequence`'s samples in the caller's order, `[T, N, *]`, and their lengths.
 /// `total_length` -1: the longest one's.
 std::tuple<at::Tensor, at::Tensor> padded(const rnn::PackedSequence& sequence,
@@ -178,11 +188,18 @@ void TakeChunk::tensor(at::Tensor& tensor, const std::string&) {
   if (!tensor.defined()) {
     return;
   }
-  if (rule.kind == InputRule::Kind::kSplit && tensor.dim() > 0 && !whole) {
+  const bool here = tensor.device() == chunk.device;
+  if (whole) {
+    tensor = moved(tensor, chunk.device);
+  } else if (rule.kind == InputRule::Kind::kSplit && tensor.dim() > 0) {
     const int64_t dim = rule.dim < 0 ? rule.dim + tensor.dim() : rule.dim;
     tensor = cut(tensor, dim, chunk.start, chunk.size);
+    tensor = here ? apart(tensor) : moved(tensor, chunk.device);
+  } else if (here && tensor.dim() == 0) {
+    tensor = chunk.replica == 0 ? tensor : tensor.clone();
+  } else {
+    tensor = moved(tensor, chunk.device);
   }
-  tensor = moved(tensor, chunk.device);
 }
 
 void TakeChunk::packed(rnn::PackedSequence& sequence, const std::string&) {
@@ -226,6 +243,17 @@ void check_shares(const std::string& function,
     TORCH_CHECK_VALUE(std::isfinite(shares[i]) && shares[i] > 0, function,
                       ": chunk_shares[", i, "] is ", shares[i],
                       ", expected a positive number");
+  }
+}
+
+void check_rules(const std::string& function, const ScatterOptions& options,
+                 std::optional<size_t> arguments) {
+  for (const auto& [position, rule] : options.inputs()) {
+    TORCH_CHECK_VALUE(position >= 0, function, ": inputs has a rule for ",
+                      "argument ", position, ", expected 0 or more");
+    TORCH_CHECK_VALUE(!arguments || position < static_cast<int64_t>(*arguments),
+                      function, ": inputs has a rule for argument ", position,
+                      ", but there are ", *arguments);
   }
 }
 

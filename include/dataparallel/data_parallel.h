@@ -170,8 +170,6 @@ DATAPARALLEL_EXPORT void add_up(std::vector<ReplicaGradients>& gradients,
 /// Hands what `add_up` left to the autograd engine.
 DATAPARALLEL_EXPORT void backward_into(std::vector<ReplicaGradients> gradients);
 
-DATAPARALLEL_EXPORT void check_loss(const at::Tensor& loss);
-
 /// `weights[i] / sum(weights)`, as float64 on `target`.
 DATAPARALLEL_EXPORT std::vector<at::Tensor> shares_of(
     const std::vector<at::Tensor>& weights, at::Device target);
@@ -205,6 +203,12 @@ inline WeightedLoss weighted_loss(std::tuple<at::Tensor, at::Tensor> loss) {
 DATAPARALLEL_EXPORT WeightedLoss
 weighted_loss(std::pair<at::Tensor, double> loss);
 
+/// Throws unless loss and weight are scalars, the loss of a floating dtype.
+DATAPARALLEL_EXPORT void check_loss(const WeightedLoss& loss);
+/// Throws where no loss has a graph.
+DATAPARALLEL_EXPORT void check_any_graph(
+    const std::vector<WeightedLoss>& losses);
+
 }  // namespace detail
 
 /// What a `DataParallel<M>` holds; use that. `M` is a module holder (a
@@ -229,6 +233,7 @@ class DataParallelImpl : public detail::WrapperBase {
             options_.output_device().value_or(replicas_.devices().front()))) {
     detail::check_shares("DataParallel", options_.scatter().chunk_shares(),
                          replicas_.size());
+    detail::check_rules("DataParallel", options_.scatter());
     register_module("module", detail::ModuleTraits<M>::shown(replicas_[0]));
   }
 
@@ -391,6 +396,9 @@ class DataParallelImpl : public detail::WrapperBase {
       }
       (std::index_sequence_for<Args...>());
     });
+    if (used.size() > 1) {
+      replicas_.set().check_unwritten();
+    }
   }
 
   /// The tensors that replica 0 gets.
@@ -466,7 +474,7 @@ class DataParallelImpl : public detail::WrapperBase {
       (std::make_index_sequence<kInputs>());
       losses[at] =
           detail::weighted_loss(loss_fn(output, std::get<kInputs>(all)));
-      detail::check_loss(losses[at].loss);
+      detail::check_loss(losses[at]);
       then(losses[at], at);
     });
     return losses;
@@ -516,9 +524,11 @@ class DataParallelImpl : public detail::WrapperBase {
     }
     const auto backward = [&](const detail::WeightedLoss& loss,
                               const at::Tensor& share) {
-      replicas_.set().redirect({loss.loss}, {});
-      detail::run_backward(
-          detail::weighted_sum({loss.loss}, {share}, loss.loss.device()));
+      if (loss.loss.requires_grad()) {  // else no sample of this chunk counts
+        replicas_.set().redirect({loss.loss}, {});
+        detail::run_backward(
+            detail::weighted_sum({loss.loss}, {share}, loss.loss.device()));
+      }
     };
     std::vector<detail::WeightedLoss> losses;
     if constexpr (kOwnWeights) {
@@ -537,6 +547,7 @@ class DataParallelImpl : public detail::WrapperBase {
                                     static_cast<double>(*call.samples)));
           });
     }
+    detail::check_any_graph(losses);
     auto gradients = replicas_.set().take_gradients();
     for (auto& [before, leaf] : cut.cuts) {
       if (leaf.grad().defined()) {

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,8 +32,12 @@ class DATAPARALLEL_EXPORT ModuleAccess {
   /// As they are now; remembered for `replaced`.
   virtual std::vector<NamedTensor> parameters() = 0;
   virtual std::vector<NamedTensor> buffers() = 0;
-  /// Whether other tensors are registered than at the last `parameters()`.
+  /// Whether others are registered, tensors or children, than at the last
+  /// `parameters()`.
   virtual bool replaced() const = 0;
+  /// A parameter of one of torch's own layers whose member holds a tensor that
+  /// is not the registered one.
+  virtual std::optional<std::string> unregistered() const = 0;
   /// Takes over what `original` has beside parameters and buffers.
   virtual void follow(ModuleAccess& original, at::Device device) = 0;
   /// A data-parallel module inside, or null.
@@ -48,6 +53,9 @@ DATAPARALLEL_EXPORT std::unique_ptr<ModuleAccess> access_module(
 /// buffers and mode under their own names.
 DATAPARALLEL_EXPORT std::shared_ptr<torch::nn::Module> show_script_module(
     torch::jit::Module module);
+/// The TorchScript module that `module` shows, or null.
+DATAPARALLEL_EXPORT const torch::jit::Module* shown_script_module(
+    const torch::nn::Module& module);
 
 /// The base of every wrapper, so that one is recognized inside another.
 class DATAPARALLEL_EXPORT WrapperBase : public torch::nn::Module {

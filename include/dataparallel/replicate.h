@@ -56,6 +56,10 @@ class DATAPARALLEL_EXPORT ReplicaSet {
   void redirect(const std::vector<at::Tensor>& outputs,
                 const std::vector<at::Tensor>& inputs);
 
+  /// After a forward: throws if it wrote to a parameter whose memory several
+  /// replicas share.
+  void check_unwritten() const;
+
   /// Forgets what earlier backwards left in the stashes.
   void clear_stashes();
   /// What the stashes hold of each original that got a gradient.
@@ -103,8 +107,9 @@ class Replicas {
 
   /// Throws `c10::ValueError`: a device that does not exist, a parameter or
   /// buffer that is not on `devices[0]`, a module that is data-parallel itself;
-  /// `c10::TypeError`: a module that cannot be cloned, or whose clone differs
-  /// and cannot be mended. The message names the two ways out.
+  /// `c10::TypeError`: an empty holder, a module that cannot be cloned, or
+  /// whose clone differs and cannot be mended, or still holds parts of the
+  /// original. The message names the two ways out.
   Replicas(M module, const std::vector<at::Device>& devices,
            int64_t bucket_bytes = kDefaultBucketBytes, Factory factory = {},
            std::string function = "replicate")
@@ -113,6 +118,9 @@ class Replicas {
         bucket_bytes_(bucket_bytes),
         factory_(std::move(factory)),
         modules_{std::move(module)} {
+    TORCH_CHECK_TYPE(!detail::ModuleTraits<M>::empty(modules_[0]), function_,
+                     ": the module is empty, expected a holder or a pointer "
+                     "with a module in it");
     TORCH_CHECK_VALUE(bucket_bytes > 0, function_, ": bucket_bytes is ",
                       bucket_bytes, ", expected a positive number");
     refresh_structure();
@@ -125,9 +133,10 @@ class Replicas {
   /// Brings the replicas up to date with the module. Followed, however they
   /// were changed (also through `.data()`): values of parameters and buffers,
   /// `requires_grad`, `train()`/`eval()` of any submodule, dtype, memory
-  /// format, replaced parameters; for TorchScript every attribute. Not visible
-  /// from outside, in C++: plain members and replaced children; after changing
-  /// these call `refresh_structure`.
+  /// format, what is registered (a replaced parameter, a child more); for
+  /// TorchScript every attribute. Not visible from outside, in C++: plain
+  /// members, and a member that was assigned without being registered; after
+  /// changing a plain member call `refresh_structure`.
   void refresh() {
     if (set_ == nullptr || !set_->same_structure()) {
       refresh_structure();

@@ -109,6 +109,12 @@ DATAPARALLEL_EXPORT void check_shares(const std::string& function,
                                       const std::vector<double>& shares,
                                       size_t devices);
 
+/// Throws where `options.inputs()` has a position below 0 or, where that is
+/// given, not below `arguments`.
+DATAPARALLEL_EXPORT void check_rules(
+    const std::string& function, const ScatterOptions& options,
+    std::optional<size_t> arguments = std::nullopt);
+
 DATAPARALLEL_EXPORT InputRule rule_of(const ScatterOptions& options,
                                       int64_t position);
 
@@ -215,8 +221,11 @@ class DATAPARALLEL_EXPORT MoveTo : public LeafVisitor {
 ///
 ///     auto parts = dataparallel::scatter(images, {"cuda:0", "cuda:1"});
 ///
-/// Differentiable. Parts on the tensor's own device are views of it. Strides
-/// (channels-last), dtype and layout stay; a sparse COO tensor is cut too.
+/// Differentiable. Parts on the tensor's own device share its memory, with a
+/// version counter of their own, unless gradients flow: then they are copies.
+/// What goes whole to several replicas on one device is one tensor for all of
+/// them, save one without dimensions. Strides (channels-last), dtype and layout
+/// stay; a sparse COO tensor is cut too.
 /// Copies are issued on the current streams of the calling thread, from pinned
 /// memory without waiting. Thread safety: any thread.
 ///
@@ -228,6 +237,11 @@ std::vector<T> scatter(const T& inputs, const std::vector<at::Device>& devices,
                        const ScatterOptions& options = {}) {
   const auto checked = check_devices("scatter", devices);
   detail::check_shares("scatter", options.chunk_shares(), checked.size());
+  if constexpr (detail::is_specialization<T, std::tuple>) {
+    detail::check_rules("scatter", options, std::tuple_size_v<T>);
+  } else {
+    detail::check_rules("scatter", options, 1);
+  }
   detail::BatchSize batch("scatter");
   const auto each_argument = [&](auto&& value, auto&& act) {
     if constexpr (detail::is_specialization<T, std::tuple>) {

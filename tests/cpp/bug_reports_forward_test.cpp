@@ -228,3 +228,78 @@ TEST_CASE("tables are copied and lists split by sample when asked for",
   CHECK_THROWS_WITH(by_default(rows, table, captions, count),
                     Catch::Contains("args[0]") && Catch::Contains("args[1]"));
 }
+
+TEST_CASE("forward may change its input in place", "[R39]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  const bool trained_input = GENERATE(false, true);
+  INFO(test::name(devices));
+  torch::nn::Sequential net(
+      torch::nn::ReLU6(torch::nn::ReLU6Options().inplace(true)),
+      torch::nn::Functional([](torch::Tensor x) { return x.mul_(3).add_(1); }),
+      torch::nn::Linear(4, 3));
+  net->to(devices[0], torch::kDouble);
+  const auto single =
+      std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone());
+  dp::DataParallel<torch::nn::Sequential> model(net, on(devices));
+  for (int round = 0; round < 20; ++round) {
+    const auto x = batch_on(devices[0]).requires_grad_(trained_input);
+    const auto y = batch_on(devices[0]).requires_grad_(trained_input);
+    net->zero_grad();
+    single->zero_grad();
+    // Of a plain input the values change, of a trained one a result does.
+    model(trained_input ? x * 1.0 : x).pow(2).mean().backward();
+    single->forward(trained_input ? y * 1.0 : y).pow(2).mean().backward();
+    test::check_same_gradients(*net, *single);
+    if (trained_input) {
+      test::check_equal("input", x.grad(), y.grad());
+    }
+  }
+}
+
+TEST_CASE("a scalar that goes to all replicas may be changed in place",
+          "[R39]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  torch::nn::Sequential net(torch::nn::Linear(4, 3));
+  struct AddsImpl : torch::nn::Cloneable<AddsImpl> {
+    void reset() override {}
+    torch::Tensor forward(const torch::Tensor& x, torch::Tensor count) {
+      return x + count.add_(1);
+    }
+  };
+  dp::DataParallel<std::shared_ptr<AddsImpl>> model(
+      std::make_shared<AddsImpl>(), on(devices));
+  const auto x = batch_on(devices[0]);
+  const auto count = torch::zeros({}, test::float64_on(devices[0]));
+  test::check_equal("output", model(x, count), x + 1);
+  CHECK(count.item<double>() == 1);
+}
+
+TEST_CASE("a parameter written in forward is an error where it is shared",
+          "[R05]") {
+  struct CodebookImpl : torch::nn::Cloneable<CodebookImpl> {
+    CodebookImpl() { reset(); }
+    void reset() override {
+      book = register_parameter("book", torch::ones({4}, torch::kDouble),
+                                /*requires_grad=*/false);
+    }
+    torch::Tensor forward(const torch::Tensor& x) {
+      torch::NoGradGuard no_grad;
+      book.mul_(0.9).add_(x.mean(0), 0.1);
+      return x * book;
+    }
+    torch::Tensor book;
+  };
+  const auto x = batch_on(torch::kCPU);
+  {
+    auto net = std::make_shared<CodebookImpl>();
+    dp::DataParallel<std::shared_ptr<CodebookImpl>> model(net,
+                                                          on(test::cpu(2)));
+    CHECK_THROWS_WITH(model(x), Catch::Contains("forward wrote to book"));
+    CHECK_NOTHROW(model(x.narrow(0, 0, 1)));  // the module itself does it
+  }
+  const auto devices = test::sim(2);
+  auto net = std::make_shared<CodebookImpl>();
+  net->to(devices[0]);
+  dp::DataParallel<std::shared_ptr<CodebookImpl>> model(net, on(devices));
+  CHECK_NOTHROW(model(x.to(devices[0])));
+}

@@ -268,8 +268,8 @@ TEST_CASE("a loss that is no scalar is refused", "[loss][errors]") {
   };
   CHECK_THROWS_AS(s.model->loss(each, s.x, s.y), c10::ValueError);
   CHECK_THROWS_WITH(s.model->loss(each, s.x, s.y),
-                    Contains("returned a tensor of shape [4], expected a "
-                             "scalar"));
+                    Contains("returned a Double tensor of shape [4], expected "
+                             "a floating-point scalar"));
 }
 
 TEST_CASE("targets of another batch size are refused by name",
@@ -310,4 +310,42 @@ TEST_CASE("autocast may stay on over forward_backward and plain backwards",
     test::check_equal(item.key(), item.value().grad(),
                       single->named_parameters()[item.key()].grad(), 1e-2);
   }
+}
+
+TEST_CASE("a replica whose loss has no graph adds nothing", "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  Setup s(devices, 8);
+  s.x.slice(0, 4).fill_(-1);  // the last replicas' samples are not wanted
+  const auto wanted = [](const torch::Tensor& y, const torch::Tensor& x) {
+    const auto rows = x.sum(1).ne(-4).nonzero().flatten();
+    return rows.numel() == 0 ? torch::zeros({}, y.options())
+                             : y.index_select(0, rows).pow(2).sum() /
+                                   static_cast<double>(y.size(0));
+  };
+  const auto loss = s.model->forward_backward(wanted, s.x, s.x);
+  const auto expected = wanted(s.single(s.x), s.x);
+  expected.backward();
+  test::check_equal("loss", loss, expected);
+  test::check_same_gradients(*s.net, *s.single);
+  CHECK_THROWS_WITH(s.model->forward_backward(
+                        [](const torch::Tensor& y, const torch::Tensor&) {
+                          return torch::zeros({}, y.options());
+                        },
+                        s.x, s.x),
+                    Contains("does not require grad"));
+}
+
+TEST_CASE("a loss that is no mean is refused", "[loss][errors]") {
+  Setup s(test::cpu(2));
+  const auto count = [](const torch::Tensor& y, const torch::Tensor& t) {
+    return y.argmax(1).eq(t).sum();
+  };
+  CHECK_THROWS_WITH(
+      s.model->loss(count, s.x, s.y),
+      Contains("returned a Long tensor") && Contains("floating-point scalar"));
+  const auto many_weights = [](const torch::Tensor& y, const torch::Tensor&) {
+    return std::pair(y.mean(), torch::ones({3}));
+  };
+  CHECK_THROWS_WITH(s.model->loss(many_weights, s.x, s.y),
+                    Contains("as weight a Float tensor of shape [3]"));
 }

@@ -361,3 +361,39 @@ def forward(self, x):
                       single.attr(item.name).toTensor().grad());
   }
 }
+
+TEST_CASE("a parameter that a TorchScript list holds too gets its gradients",
+          "[module_kinds][R23]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  const auto options = test::float64_on(devices[0]);
+  const auto w = torch::full({4}, 2.0, options).requires_grad_();
+  torch::jit::Module net("listing");
+  net.register_parameter("w", w, /*is_buffer=*/false);
+  net.register_attribute("flat", c10::ListType::create(c10::TensorType::get()),
+                         c10::List<at::Tensor>({w}));
+  net.define("def forward(self, x):\n    return x * self.flat[0] * self.w\n");
+  dp::DataParallel<torch::jit::Module> model(net, on(devices));
+  const auto x = batch_on(devices[0]);
+  for (int step = 0; step < 2; ++step) {
+    w.mutable_grad() = torch::Tensor();
+    const auto y = model(x).toTensor();
+    test::check_equal("output", y, (x * w * w).detach());
+    y.sum().backward();
+    test::check_equal("gradient", w.grad(), (2 * w * x.sum(0)).detach());
+    torch::NoGradGuard no_grad;
+    w.add_(1);
+  }
+}
+
+TEST_CASE("a TorchScript list of trained tensors that are no parameters",
+          "[module_kinds][errors]") {
+  torch::jit::Module net("listing");
+  net.register_attribute(
+      "flat", c10::ListType::create(c10::TensorType::get()),
+      c10::List<at::Tensor>({torch::ones({4}, torch::requires_grad())}));
+  net.define("def forward(self, x):\n    return x * self.flat[0]\n");
+  CHECK_THROWS_WITH(
+      dp::DataParallel<torch::jit::Module>(net, on(test::cpu(2))),
+      Contains("attribute flat[0]") && Contains("its gradient would be lost"));
+}

@@ -2,6 +2,8 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "support/catch.h"
 #include "support/device_lists.h"
@@ -71,6 +73,41 @@ struct TiedImpl : torch::nn::Cloneable<TiedImpl> {
   torch::nn::Linear decoder{nullptr};
 };
 TORCH_MODULE(Tied);
+
+/// Fills a list in reset(), after emptying it or not.
+struct ListedImpl : torch::nn::Cloneable<ListedImpl> {
+  explicit ListedImpl(bool empties) : empties(empties) { reset(); }
+  void reset() override {
+    if (empties) {
+      layers.clear();
+    }
+    for (int i = 0; i < 2; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i),
+                                       torch::nn::Linear(4, 4)));
+    }
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (auto& layer : layers) {
+      x = torch::tanh(layer(x));
+    }
+    return x;
+  }
+  bool empties;
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Listed);
+
+struct WithBufferImpl : torch::nn::Cloneable<WithBufferImpl> {
+  WithBufferImpl() { reset(); }
+  void reset() override {
+    layer = register_module("layer", torch::nn::Linear(4, 4));
+    mean = register_buffer("mean", torch::zeros({4}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return layer(x - mean); }
+  torch::nn::Linear layer{nullptr};
+  torch::Tensor mean;
+};
+TORCH_MODULE(WithBuffer);
 
 /// One layer registered under two names.
 struct SharedImpl : torch::nn::Cloneable<SharedImpl> {
@@ -152,6 +189,51 @@ TEST_CASE("an optimizer of some parameters is taken for no tie",
   CHECK_NOTHROW(wrap(net));
   torch::optim::SGD of_weight({net->encoder->weight}, /*lr=*/0.1);
   CHECK_NOTHROW(wrap(net));
+  const std::vector<torch::Tensor> kept{net->encoder->weight};
+  CHECK_NOTHROW(wrap(net));
+}
+
+TEST_CASE("a clone that still holds the original's layers is refused",
+          "[replicate][errors]") {
+  CHECK_THROWS_WITH(wrap(Listed(/*empties=*/false)),
+                    Contains("still holds the original's layer layer0") &&
+                        Contains("reset()") && Contains("factory"));
+  CHECK_NOTHROW(wrap(Listed(/*empties=*/true)));
+}
+
+TEST_CASE("a buffer whose member was assigned is refused by name",
+          "[replicate][errors]") {
+  WithBuffer net;
+  CHECK_NOTHROW(wrap(net));
+  net->mean = torch::ones({4});
+  CHECK_THROWS_WITH(
+      wrap(net), Contains("buffer mean") && Contains("holds another tensor"));
+}
+
+TEST_CASE("a buffer registered after wrapping, outside reset, is an error",
+          "[replicate][errors]") {
+  WithBuffer net;
+  dp::DataParallel<WithBuffer> model(net, test::on(test::cpu(2)));
+  net->register_buffer("more", torch::ones({4}));
+  CHECK_THROWS_WITH(model(torch::ones({4, 4})), Contains("number of buffers"));
+}
+
+TEST_CASE("a child added after wrapping is there at the next forward",
+          "[replicate]") {
+  const auto devices = GENERATE(from_range(test::short_device_lists()));
+  torch::nn::Sequential net(torch::nn::Linear(4, 4));
+  net->to(devices[0], torch::kDouble);
+  dp::DataParallel<torch::nn::Sequential> model(net, test::on(devices));
+  const auto x = test::batch_on(devices[0]);
+  test::check_equal("before", model(x), net->forward(x));
+  net->push_back(torch::nn::Tanh());
+  test::check_equal("after", model(x), net->forward(x));
+}
+
+TEST_CASE("an empty holder is refused", "[replicate][errors]") {
+  CHECK_THROWS_WITH(wrap(std::shared_ptr<test::MlpImpl>()),
+                    Contains("DataParallel: the module is empty"));
+  CHECK_THROWS_WITH(wrap(Mlp(nullptr)), Contains("the module is empty"));
 }
 
 TEST_CASE("a tie made by assignment after wrapping is refused when asked for",

@@ -926,3 +926,18 @@ TEST_CASE("gather is differentiable, twice", "[gather]") {
     }
   }
 }
+
+TEST_CASE("a rule for an argument that is not there is refused",
+          "[scatter][errors]") {
+  const auto x = torch::ones({4, 2});
+  CHECK(test::contains(
+      message_of<c10::ValueError>([&] {
+        scatter(x, test::cpu(2), ScatterOptions().inputs({{1, copy()}}));
+      }),
+      "scatter: inputs has a rule for argument 1, but there are 1"));
+  CHECK(test::contains(message_of<c10::ValueError>([&] {
+                         scatter(std::tuple(x, x), test::cpu(2),
+                                 ScatterOptions().inputs({{-1, copy()}}));
+                       }),
+                       "argument -1, expected 0 or more"));
+}
