@@ -7,11 +7,13 @@
 #   make lint      format and style checks;  make format  repairs what it can
 #   make asan      the C++ tests with address and undefined-behaviour sanitizers
 #   make tsan      the C++ tests with the thread sanitizer
+#   make fuzz      the reader of checkpoints on damaged files, FUZZ_SECONDS long
 #   make compat    compiles everything with the oldest torch supported
 #   make wheel     the Python package, in build/wheel/dist
 #
 # Variables: VENV, an environment to use as it is; BUILD, the build folder;
-# JOBS, compile jobs at a time; PRESET, a preset of CMakePresets.json.
+# JOBS, compile jobs at a time; PRESET, a preset of CMakePresets.json;
+# FUZZ_SECONDS, how long `make fuzz` runs.
 
 VENV ?= .venv
 PRESET ?= $(if $(CI),ci,dev)
@@ -92,6 +94,19 @@ asan tsan: setup
 	cmake --build build/$@ -j $(JOBS)
 	$(CTEST) build/$@
 
+FUZZ_SECONDS ?= 60
+fuzz: setup
+	@command -v clang++ >/dev/null || { echo "fuzz: needs clang and its libFuzzer: apt-get install clang"; exit 1; }
+	mkdir -p build/fuzz/corpus build/fuzz/seeds
+	$(call configure,fuzz,build/fuzz,$(PYTHON))
+	cmake --build build/fuzz -j $(JOBS) --target checkpoint_fuzz
+	$(PYTHON) tests/fuzz/make_seeds.py build/fuzz/seeds
+	cp tests/data/hostile/* tests/data/checkpoints/* build/fuzz/seeds
+	build/fuzz/bin/checkpoint_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=16384 \
+	  -timeout=25 -rss_limit_mb=3000 -malloc_limit_mb=512 \
+	  -dict=tests/fuzz/checkpoint.dict -artifact_prefix=build/fuzz/ \
+	  build/fuzz/corpus build/fuzz/seeds
+
 compat:
 	scripts/setup.sh .venv-compat requirements-compat.txt own
 	mkdir -p build/compat
@@ -102,4 +117,4 @@ compat:
 clean:
 	rm -rf build
 
-.PHONY: setup build demo test bench wheel lint format asan tsan compat clean
+.PHONY: setup build demo test bench wheel lint format asan tsan fuzz compat clean

@@ -23,7 +23,6 @@
 #include "progress.h"
 #include "simulated_report.h"
 #include "train_arguments.h"
-#include "weights.h"
 
 namespace demo {
 namespace {
@@ -158,14 +157,18 @@ int64_t evaluate(ModuleHolder& module, const Digits& digits) {
 }
 
 /// The accuracy of a new network, on the CPU, with the weights saved from the
-/// wrapped one.
+/// wrapped one, in whose state_dict every name begins with "module.".
 int64_t evaluate_reloaded(const Model& model, const Digits& digits,
                           const std::string& save_path) {
   const TemporaryFile temporary;
   const auto& path = save_path.empty() ? temporary.path() : save_path;
-  save_weights(*model, path);
+  dataparallel::save(dataparallel::state_dict(*model), path);
+  const auto weights =
+      dataparallel::load(path, dataparallel::LoadOptions().map_location("cpu"));
   DigitNet bare;
-  load_weights(*bare, path, /*prefix=*/"module.");
+  dataparallel::load_state_dict(
+      *bare,
+      dataparallel::strip_prefix(dataparallel::find_state_dict(weights)));
   return evaluate(bare, digits);
 }
 

@@ -13,7 +13,8 @@ die() {
 
 system_packages=(
   build-essential catch2 ccache clang-format cmake git libbenchmark-dev
-  libcli11-dev ninja-build python3-dev python3-venv
+  libcli11-dev ninja-build nlohmann-json3-dev python3-dev python3-venv
+  zlib1g-dev
 )
 is_installed() {
   [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>&1) == installed ]]

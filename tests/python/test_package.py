@@ -22,6 +22,7 @@ def test_the_version_is_the_one_that_cmake_states():
 @pytest.mark.parametrize(
     "path",
     [
+        "bin/dataparallel",
         "include/dataparallel/dataparallel.h",
         "include/dataparallel/export.h",
         "lib/cmake/dataparallel/dataparallelConfig.cmake",
@@ -37,10 +38,11 @@ def test_no_installed_file_names_the_folder_it_was_built_in():
     for file in PREFIX.rglob("*"):
         if file.suffix in {".h", ".cmake", ".py"}:
             assert str(ROOT) not in file.read_text(), file
-    for library in PREFIX.glob("lib/*.so"):
-        dynamic = subprocess.check_output(["readelf", "-d", library], text=True)
+    for binary in [*PREFIX.glob("lib/*.so"), PREFIX / "bin/dataparallel"]:
+        dynamic = subprocess.check_output(["readelf", "-d", binary], text=True)
         (paths,) = re.findall(r"R(?:UN)?PATH.*\[(.*)\]", dynamic)
-        assert paths == "$ORIGIN:$ORIGIN/../../torch/lib"
+        own = "$ORIGIN" if binary.suffix == ".so" else "$ORIGIN/../lib"
+        assert paths == f"{own}:$ORIGIN/../../torch/lib"
 
 
 def test_a_project_finds_the_library_in_the_package_and_runs(tmp_path):

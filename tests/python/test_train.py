@@ -3,12 +3,14 @@
 The program's path is the environment variable DATAPARALLEL_TRAIN.
 """
 
+import collections
 import os
 import pty
 import re
 import subprocess
 
 import pytest
+import torch
 
 TRAIN = os.environ.get("DATAPARALLEL_TRAIN")
 
@@ -154,12 +156,17 @@ def test_simulated_devices_report_what_they_did():
     assert "Races found: 0\n" in result.stdout
 
 
-def test_save_keeps_the_state_dict(tmp_path):
+@pytest.mark.parametrize("devices", ["cpu,cpu", "sim:0,sim:1"])
+def test_python_reads_the_state_dict_that_is_saved(tmp_path, devices):
     path = tmp_path / "digits.pt"
-    result = train("--devices", "cpu", "--epochs", "1", "--save", str(path))
+    result = train("--devices", devices, "--epochs", "1", "--save", str(path))
     assert result.returncode == 0, result.stderr
-    assert path.stat().st_size > 0
     assert f"Saved: {path}" in result.stdout
+    weights = torch.load(path, map_location="cpu", weights_only=True)
+    assert isinstance(weights, collections.OrderedDict)
+    assert all(name.startswith("module.") for name in weights)
+    assert all(isinstance(value, torch.Tensor) for value in weights.values())
+    assert list(weights._metadata)[:2] == ["", "module"]
 
 
 def test_held_out_accuracy_reaches_97_percent():

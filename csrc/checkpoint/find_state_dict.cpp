@@ -1,0 +1,188 @@
+#include <dataparallel/checkpoint.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_set>
+
+#include "checkpoint/walk.h"
+
+namespace dataparallel {
+namespace {
+
+using Mapping = c10::impl::GenericDict;
+
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() &&
+         text.substr(text.size() - end.size()) == end;
+}
+
+bool has_names_only(const Mapping& mapping) {
+  return std::all_of(mapping.begin(), mapping.end(),
+                     [](const auto& item) { return item.key().isString(); });
+}
+
+bool is_state_dict(const Mapping& mapping) {
+  if (mapping.empty() || !has_names_only(mapping)) {
+    return false;
+  }
+  if (attributes(mapping).contains("_metadata")) {
+    return true;
+  }
+  bool has_tensor = false;
+  for (const auto& item : mapping) {
+    if (item.value().isTensor()) {
+      has_tensor = true;
+    } else if (!ends_with(item.key().toStringRef(), "_extra_state")) {
+      return false;
+    }
+  }
+  return has_tensor;
+}
+
+/// What `optimizer.state_dict()` gives: its tensors are no model's.
+bool is_optimizer(const Mapping& mapping) {
+  return mapping.contains("state") && mapping.contains("param_groups");
+}
+
+struct Candidate {
+  std::string path;  ///< keys joined by dots
+  std::string name;  ///< the last of them
+  Mapping mapping;
+};
+
+void collect(const Mapping& mapping, const Candidate& here,
+             std::unordered_set<const void*>& seen,
+             std::vector<Candidate>& found) {
+  if (!seen.insert(c10::IValue(mapping).internalToPointer()).second) {
+    return;
+  }
+  if (is_state_dict(mapping)) {
+    found.push_back(here);
+    return;
+  }
+  if (is_optimizer(mapping)) {
+    return;
+  }
+  for (const auto& item : mapping) {
+    if (!item.value().isGenericDict()) {
+      continue;
+    }
+    const std::string name = item.key().isString()
+                                 ? item.key().toStringRef()
+                                 : checkpoint::key_text(item.key());
+    const Mapping inside = item.value().toGenericDict();
+    collect(inside,
+            {here.path + (here.path.empty() ? "" : ".") + name, name, inside},
+            seen, found);
+  }
+}
+
+/// Whether one of the words of a name, as "model" of "model_state_dict" or
+/// "ema" of "params_ema", is one that models are usually saved under.
+bool is_usual_name(const std::string& name) {
+  static constexpr std::array<std::string_view, 10> kWords = {
+      "ema",    "model",   "module",  "net",    "network",
+      "params", "student", "teacher", "weight", "weights"};
+  if (name == "state_dict") {
+    return true;
+  }
+  size_t start = 0;
+  while (start <= name.size()) {
+    const size_t end = std::min(name.find_first_of("_-. ", start), name.size());
+    const std::string_view word =
+        std::string_view(name).substr(start, end - start);
+    if (std::find(kWords.begin(), kWords.end(), word) != kWords.end()) {
+      return true;
+    }
+    start = end + 1;
+  }
+  return false;
+}
+
+std::string list_of(const std::vector<Candidate>& candidates) {
+  constexpr size_t kMost = 20;
+  std::string text;
+  for (size_t i = 0; i < std::min(candidates.size(), kMost); ++i) {
+    text += (i == 0 ? "\"" : ", \"") + candidates[i].path + "\"";
+  }
+  return text + (candidates.size() > kMost ? ", ..." : "");
+}
+
+std::string keys_of(const Mapping& mapping) {
+  constexpr size_t kMost = 20;
+  std::string text;
+  size_t count = 0;
+  for (const auto& item : mapping) {
+    if (count++ == kMost) {
+      return text + ", ...";
+    }
+    text += (text.empty() ? "" : ", ") + checkpoint::key_text(item.key());
+  }
+  return text.empty() ? "none" : text;
+}
+
+/// The mapping at `key`: as it is, or its parts between dots one by one.
+Mapping at_key(const c10::IValue& value, const std::string& key) {
+  c10::IValue current = value;
+  std::string rest = key;
+  while (!rest.empty()) {
+    if (!current.isGenericDict()) {
+      throw CheckpointError("find_state_dict: key \"" + key +
+                            "\" leads into a " + python_type_name(current) +
+                            ", expected a mapping");
+    }
+    const Mapping mapping = current.toGenericDict();
+    size_t end = rest.size();
+    while (end != std::string::npos && !mapping.contains(rest.substr(0, end))) {
+      end = end == 0 ? std::string::npos : rest.rfind('.', end - 1);
+    }
+    if (end == std::string::npos) {
+      throw CheckpointError("find_state_dict: there is no key \"" + key +
+                            "\" in the checkpoint (at \"" + rest +
+                            "\" the keys are: " + keys_of(mapping) + ")");
+    }
+    current = mapping.at(rest.substr(0, end));
+    rest = end == rest.size() ? "" : rest.substr(end + 1);
+  }
+  if (!current.isGenericDict() || !has_names_only(current.toGenericDict())) {
+    throw CheckpointError("find_state_dict: key \"" + key + "\" leads to a " +
+                          python_type_name(current) +
+                          ", expected a mapping from names to tensors");
+  }
+  return current.toGenericDict();
+}
+
+}  // namespace
+
+StateDict find_state_dict(const c10::IValue& value, const std::string& key) {
+  if (!key.empty()) {
+    return StateDict::from_ivalue(at_key(value, key));
+  }
+  std::vector<Candidate> found;
+  if (value.isGenericDict()) {
+    std::unordered_set<const void*> seen;
+    const Mapping mapping = value.toGenericDict();
+    collect(mapping, {"", "", mapping}, seen, found);
+  }
+  if (found.empty()) {
+    throw CheckpointError(
+        "find_state_dict: the checkpoint, a " + python_type_name(value) +
+        ", has no mapping from names to tensors" +
+        (value.isGenericDict()
+             ? " (its keys: " + keys_of(value.toGenericDict()) + ")"
+             : ""));
+  }
+  std::vector<Candidate> usual;
+  std::copy_if(found.begin(), found.end(), std::back_inserter(usual),
+               [](const Candidate& c) { return is_usual_name(c.name); });
+  if (found.size() > 1 && usual.size() != 1) {
+    throw CheckpointError("find_state_dict: the checkpoint has " +
+                          std::to_string(found.size()) +
+                          " state_dicts; say which by key: " + list_of(found));
+  }
+  return StateDict::from_ivalue(
+      (found.size() == 1 ? found : usual).front().mapping);
+}
+
+}  // namespace dataparallel

@@ -1,0 +1,181 @@
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <dataparallel/checkpoint.h>
+
+#include <algorithm>
+#include <cctype>
+#include <new>
+
+#include "checkpoint/archive.h"
+#include "checkpoint/modules.h"
+#include "checkpoint/problem.h"
+#include "checkpoint/source.h"
+
+namespace dataparallel {
+namespace checkpoint {
+namespace {
+
+bool starts_with(Source& source, std::string_view text) {
+  if (source.size() < text.size()) {
+    return false;
+  }
+  std::string bytes(text.size(), '\0');
+  source.read(0, bytes.size(), bytes.data());
+  return bytes == text;
+}
+
+bool is_tar(Source& source) {
+  constexpr uint64_t kMagicAt = 257;
+  char magic[5];
+  if (source.size() < kMagicAt + sizeof(magic)) {
+    return false;
+  }
+  source.read(kMagicAt, sizeof(magic), magic);
+  return std::string_view(magic, sizeof(magic)) == "ustar";
+}
+
+/// The first bytes as a person can read them: "<html>", "\x89HDF".
+std::string first_bytes(Source& source) {
+  std::string bytes(std::min<uint64_t>(source.size(), 16), '\0');
+  source.read(0, bytes.size(), bytes.data());
+  std::string text;
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7F && c != '"' && c != '\\') {
+      text += c;
+    } else {
+      text += "\\x";
+      text += "0123456789abcdef"[byte >> 4];
+      text += "0123456789abcdef"[byte & 15];
+    }
+  }
+  return "\"" + text + "\"";
+}
+
+}  // namespace
+
+uint64_t budget_for(const Source& source) {
+  constexpr uint64_t kAlways = 16 << 20;
+  return kAlways + 8 * source.size();
+}
+
+Contents read_contents(Source& source, Locations& locations) {
+  if (source.size() == 0) {
+    fail("is empty");
+  }
+  if (starts_with(source, "PK\x03\x04") || starts_with(source, "PK\x05\x06")) {
+    return read_zip(source, locations);
+  }
+  if (is_tar(source)) {
+    fail(
+        "is a tar file, the format of torch before 0.1.10: load it with "
+        "Python's torch.load and save it again");
+  }
+  if (is_safetensors(source)) {
+    return read_safetensors(source, locations);
+  }
+  if (is_legacy(source)) {
+    return read_legacy(source, locations);
+  }
+  if (starts_with(source, "version https://git-lfs")) {
+    fail(
+        "is a Git LFS pointer, not the file itself: fetch it with git lfs "
+        "pull");
+  }
+  fail("is no checkpoint: it begins with " + first_bytes(source) +
+       ", which is neither a zip file, nor torch's legacy pickles, nor "
+       "safetensors");
+}
+
+}  // namespace checkpoint
+
+namespace {
+
+std::string message_of(const std::string& function, const std::string& file,
+                       const checkpoint::Problem& problem) {
+  std::string text = function + ": " + (file.empty() ? "the checkpoint" : file);
+  const std::string what = problem.what();
+  // Some say what the file is, others what is wrong in it.
+  bool is_sentence = false;
+  for (const char* verb : {"is ", "has ", "ends ", "cannot ", "contains "}) {
+    is_sentence = is_sentence || what.rfind(verb, 0) == 0;
+  }
+  text += (is_sentence ? " " : ": ") + what;
+  if (!problem.key.empty()) {
+    text += ", at " + problem.key;
+  }
+  if (problem.offset) {
+    text += ", byte " + std::to_string(*problem.offset);
+  }
+  return text;
+}
+
+/// Reads with `open`, and makes every error a `CheckpointError`.
+template <class Open>
+checkpoint::Contents read(const std::string& function, const std::string& file,
+                          const LoadOptions::LocationFunction& map_location,
+                          Open&& open) {
+  const at::NoGradGuard no_grad;
+  try {
+    const std::unique_ptr<checkpoint::Source> source = open();
+    checkpoint::Locations locations(map_location);
+    auto contents = checkpoint::read_contents(*source, locations);
+    contents.value =
+        checkpoint::replace_modules(contents.value, contents.module_classes,
+                                    checkpoint::budget_for(*source));
+    return contents;
+  } catch (const checkpoint::Problem& problem) {
+    throw CheckpointError(message_of(function, file, problem), file,
+                          problem.key, problem.offset);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    const checkpoint::Problem problem(error.what_without_backtrace());
+    throw CheckpointError(message_of(function, file, problem), file);
+  } catch (const std::ios_base::failure& error) {
+    const checkpoint::Problem problem(std::string("cannot be read: ") +
+                                      error.what());
+    throw CheckpointError(message_of(function, file, problem), file);
+  }
+}
+
+}  // namespace
+
+CheckpointError::CheckpointError(std::string message, std::string file,
+                                 std::string key,
+                                 std::optional<uint64_t> offset)
+    : c10::Error(std::move(message)),
+      file_(std::move(file)),
+      key_(std::move(key)),
+      offset_(offset) {}
+
+c10::IValue load(const std::string& path, const LoadOptions& options) {
+  return read("load", path, options.map_location(),
+              [&] { return checkpoint::open_file(path, options.mmap()); })
+      .value;
+}
+
+c10::IValue load(std::istream& stream, const LoadOptions& options) {
+  return read("load", "", options.map_location(),
+              [&] { return checkpoint::open_stream(stream); })
+      .value;
+}
+
+c10::IValue load(const std::vector<char>& bytes, const LoadOptions& options) {
+  return load(bytes.data(), bytes.size(), options);
+}
+
+c10::IValue load(const char* bytes, size_t size, const LoadOptions& options) {
+  return read("load", "", options.map_location(),
+              [&] { return checkpoint::open_memory(bytes, size); })
+      .value;
+}
+
+CheckpointInfo inspect(const std::string& path) {
+  const auto nowhere = [](const std::string&) { return at::Device(at::kMeta); };
+  return checkpoint::describe(read("inspect", path, nowhere, [&] {
+    return checkpoint::open_file(path, /*mmap=*/true);
+  }));
+}
+
+}  // namespace dataparallel

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/heap.h"
+#include "checkpoint/known.h"
+#include "checkpoint/storages.h"
+
+namespace dataparallel::checkpoint {
+
+/// Makes the objects that a pickle describes, out of what it says of them.
+class Objects {
+ public:
+  /// `storages` may be null where a pickle may have none.
+  Objects(Heap& heap, Storages* storages) : heap_(heap), storages_(storages) {}
+
+  Heap& heap() { return heap_; }
+
+  /// A byte string of Python 2, which is text most of the time.
+  c10::IValue python2_string(std::string bytes);
+
+  /// `callable(*args)`.
+  c10::IValue call(const c10::IValue& callable,
+                   c10::ArrayRef<c10::IValue> args);
+
+  /// `class.__new__(class, *args, **kwargs)`.
+  c10::IValue make(const c10::IValue& type, c10::ArrayRef<c10::IValue> args,
+                   const c10::IValue& kwargs);
+
+  /// `object.__setstate__(state)`: the object that takes its place.
+  c10::IValue build(const c10::IValue& object, const c10::IValue& state);
+
+  void append(const c10::IValue& object, c10::ArrayRef<c10::IValue> elements);
+
+  /// `object[key] = value` for each pair: the object that takes its place.
+  c10::IValue set_items(const c10::IValue& object,
+                        c10::ArrayRef<c10::IValue> pairs);
+
+  /// The storage that a persistent id describes.
+  c10::IValue persistent(const c10::IValue& id);
+
+ private:
+  c10::IValue call_known(Reference& function, c10::ArrayRef<c10::IValue> args);
+  c10::IValue call_mapping(const Reference& type,
+                           c10::ArrayRef<c10::IValue> args);
+  c10::IValue opaque_call(const std::string& name,
+                          c10::ArrayRef<c10::IValue> args);
+  c10::IValue collection(const char* class_name,
+                         c10::ArrayRef<c10::IValue> args);
+  c10::IValue bytes_object(const Reference& type,
+                           c10::ArrayRef<c10::IValue> args);
+  c10::IValue encode(c10::ArrayRef<c10::IValue> args);
+  c10::IValue reconstruct(c10::ArrayRef<c10::IValue> args);
+  c10::IValue numpy_call(const Reference& function,
+                         c10::ArrayRef<c10::IValue> args);
+  c10::IValue storage(c10::ArrayRef<c10::IValue> id);
+  /// The bytes of a bytes object or of a Python 2 string; null: neither.
+  const std::string* bytes_of(const c10::IValue& value);
+
+  Heap& heap_;
+  Storages* storages_;
+  /// Python 2 strings that were no UTF-8: the text, and what they were.
+  std::unordered_map<const void*, std::pair<c10::IValue, std::string>> latin1_;
+};
+
+}  // namespace dataparallel::checkpoint

@@ -1,0 +1,100 @@
+#include "checkpoint/archive.h"
+#include "checkpoint/pickle.h"
+#include "checkpoint/problem.h"
+#include "checkpoint/script.h"
+#include "checkpoint/zip.h"
+
+namespace dataparallel::checkpoint {
+namespace {
+
+/// The folder of data.pkl, with its slash; "" for the top.
+std::string find_root(const ZipArchive& zip) {
+  const std::string_view name = "data.pkl";
+  std::vector<std::string> roots;
+  bool is_package = false;
+  bool is_old_script = false;
+  for (const ZipEntry& entry : zip.entries()) {
+    const size_t slash = entry.name.find('/');
+    const std::string_view inside =
+        slash == entry.name.npos ? entry.name : entry.name.substr(slash + 1);
+    if (entry.name == name) {
+      roots.emplace_back();
+    } else if (inside == name) {
+      roots.emplace_back(entry.name.substr(0, slash + 1));
+    }
+    is_package = is_package || inside == ".data/extern_modules";
+    is_old_script = is_old_script || inside == "model.json";
+  }
+  if (roots.empty() && is_package) {
+    fail(
+        "is a torch.package archive, which holds code to be run: open it in "
+        "Python with torch.package.PackageImporter, and save the state_dict");
+  }
+  if (roots.empty() && is_old_script) {
+    fail(
+        "is a TorchScript archive of torch 1.0 to 1.3: load it in Python and "
+        "save the state_dict");
+  }
+  if (roots.empty()) {
+    fail("is a zip file, but not torch's: it has no data.pkl");
+  }
+  if (roots.size() > 1) {
+    fail("has several data.pkl: in \"" + roots[0] + "\" and \"" + roots[1] +
+         "\"");
+  }
+  return roots[0];
+}
+
+bool is_big_endian(ZipArchive& zip, const std::string& root) {
+  ZipEntry* entry = zip.find(root + "byteorder");
+  if (entry == nullptr) {
+    return false;
+  }
+  const std::string order = entry->size > 64 ? "" : zip.text(*entry);
+  if (order != "little" && order != "big") {
+    fail_at(entry->header,
+            "byteorder is \"" + order + "\", expected \"little\" or \"big\"");
+  }
+  return order == "big";
+}
+
+}  // namespace
+
+Contents read_zip(Source& source, Locations& locations) {
+  ZipArchive zip(source);
+  const std::string root = find_root(zip);
+  const auto find = [&zip, &root](const StorageClaim& claim) {
+    ZipEntry* entry = zip.find(root + "data/" + claim.key);
+    if (entry == nullptr) {
+      if (claim.nbytes == 0) {
+        return StoredBytes{};
+      }
+      fail("storage \"" + claim.key + "\" is not in the file");
+    }
+    const ZipEntry& located = zip.locate_stored(*entry);
+    if (located.size < claim.nbytes) {
+      fail("storage \"" + claim.key + "\" is said to have " +
+           std::to_string(claim.nbytes) + " bytes, but has " +
+           std::to_string(located.size));
+    }
+    return StoredBytes{located.data, located.size};
+  };
+  Storages storages(source, locations, find, is_big_endian(zip, root));
+  const ZipEntry& pickle = zip.locate_stored(*zip.find(root + "data.pkl"));
+  Heap heap(budget_for(source));
+  Objects objects(heap, &storages);
+  Cursor cursor(source, pickle.data, pickle.data + pickle.size);
+  Contents contents;
+  contents.kind = "zip";
+  contents.value = PickleMachine(cursor, objects).run();
+  if (zip.find(root + "constants.pkl") != nullptr) {
+    Script script(zip, root);
+    contents.kind =
+        script.is_archive(contents.value) ? "C++ archive" : "TorchScript";
+    contents.value = script.state_dict(contents.value, budget_for(source));
+  }
+  contents.tags = storages.tags();
+  return contents;
+}
+
+}  // namespace dataparallel::checkpoint

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+/// The program `dataparallel`: one function a subcommand. Each prints its
+/// result on standard output and returns the exit code; errors are exceptions.
+namespace dataparallel::command_line {
+
+inline constexpr int kSuccess = 0;
+inline constexpr int kDifferent = 1;  // of `diff` alone
+inline constexpr int kUsage = 2;
+inline constexpr int kFailure = 3;
+
+struct InspectArguments {
+  std::string file;
+  bool json = false;
+};
+int inspect_file(const InspectArguments& arguments);
+
+struct ConvertArguments {
+  std::string input;
+  std::string output;
+  std::string key;
+  std::optional<std::string> strip_prefix;
+  std::optional<std::string> add_prefix;
+  std::string dtype;
+  bool copy_shared = false;
+  bool json = false;
+};
+int convert_file(const ConvertArguments& arguments);
+
+/// What `--dtype` may name.
+const std::vector<std::string>& convertible_dtypes();
+
+struct DiffArguments {
+  std::string a;
+  std::string b;
+  bool json = false;
+};
+int diff_files(const DiffArguments& arguments);
+
+}  // namespace dataparallel::command_line

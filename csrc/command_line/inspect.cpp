@@ -1,0 +1,71 @@
+#include <dataparallel/checkpoint.h>
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+
+#include "command_line/commands.h"
+#include "command_line/table.h"
+
+namespace dataparallel::command_line {
+namespace {
+
+std::string dtype_text(at::ScalarType dtype) {
+  return std::string(c10::getDtypeNames(dtype).first);
+}
+
+void print_json(const std::string& file, const CheckpointInfo& info) {
+  nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
+  for (const TensorInfo& tensor : info.tensors) {
+    tensors.push_back({{"key", tensor.key},
+                       {"dtype", dtype_text(tensor.dtype)},
+                       {"shape", tensor.shape},
+                       {"device", tensor.device},
+                       {"nbytes", tensor.nbytes}});
+  }
+  const nlohmann::ordered_json all = {{"file", file},
+                                      {"kind", info.kind},
+                                      {"tensors", tensors},
+                                      {"unknown_classes", info.unknown_classes},
+                                      {"metadata", info.metadata}};
+  fmt::print("{}\n", all.dump(2, ' ', /*ensure_ascii=*/false,
+                              nlohmann::json::error_handler_t::replace));
+}
+
+void print_table(const CheckpointInfo& info) {
+  using Align = Table::Align;
+  Table table(
+      {Align::kLeft, Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight});
+  table.add({"KEY", "DTYPE", "SHAPE", "DEVICE", "SIZE"});
+  int64_t bytes = 0;
+  for (const TensorInfo& tensor : info.tensors) {
+    bytes += tensor.nbytes;
+    table.add({tensor.key, dtype_text(tensor.dtype), shape_text(tensor.shape),
+               tensor.device, size_text(tensor.nbytes)});
+  }
+  if (!info.tensors.empty()) {
+    table.print();
+    fmt::print("\n");
+  }
+  fmt::print("{}, {}, {}\n", info.kind,
+             count_text(info.tensors.size(), "tensor"), size_text(bytes));
+  for (const auto& [name, value] : info.metadata) {
+    fmt::print("metadata {}: {}\n", name, value);
+  }
+  for (const std::string& name : info.unknown_classes) {
+    fmt::print("unknown class {}\n", name);
+  }
+}
+
+}  // namespace
+
+int inspect_file(const InspectArguments& arguments) {
+  const CheckpointInfo info = inspect(arguments.file);
+  if (arguments.json) {
+    print_json(arguments.file, info);
+  } else {
+    print_table(info);
+  }
+  return kSuccess;
+}
+
+}  // namespace dataparallel::command_line

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dataparallel::command_line {
+
+/// Rows in columns as wide as their widest cell; the first row is the heading.
+class Table {
+ public:
+  enum class Align { kLeft, kRight };
+  explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
+
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  /// On standard output.
+  void print() const;
+
+ private:
+  std::vector<Align> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+/// `1.5 MiB`.
+std::string size_text(int64_t bytes);
+
+/// `[2, 3]`.
+std::string shape_text(const std::vector<int64_t>& shape);
+
+/// `3 tensors`, `1 tensor`.
+std::string count_text(size_t count, const std::string& what);
+
+}  // namespace dataparallel::command_line

@@ -1,0 +1,102 @@
+"""Files of Python's, read and written again in C++: not one byte differs."""
+
+import argparse
+import collections
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+TRAIN = os.environ.get("DATAPARALLEL_TRAIN")
+PROGRAM = Path(TRAIN or ".").parent / "dataparallel"
+
+pytestmark = [
+    pytest.mark.skipif(not PROGRAM.is_file(), reason=f"there is no {PROGRAM}"),
+    # What torch says of its newer dtypes and layouts.
+    pytest.mark.filterwarnings("ignore:.*(experimental|deprecated|prototype|beta)"),
+]
+
+
+def trained_network():
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 2), torch.nn.BatchNorm2d(2), torch.nn.Flatten()
+    )
+    optimizer = torch.optim.Adam(net.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    for _ in range(2):
+        net(torch.rand(3, 1, 4, 4)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    return {
+        "epoch": 2,
+        "best": 0.25,
+        "state_dict": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "rng": torch.get_rng_state(),
+        "args": argparse.Namespace(rate=0.1, layers=[1, 2], name="net"),
+    }
+
+
+def shared_tensors():
+    base = torch.rand(6, 4)
+    return [base, base.t(), base[1:3], base[:, ::2], {"again": base}, (base, base)]
+
+
+def every_kind_of_value():
+    text = "shared text"
+    inner = [text, text]
+    return {
+        "numbers": [0, -1, 255, 2**16, 2**40, -(2**62), 1.5, True, None, 2j],
+        "text": ["", "é", "x" * 300, text, "日本"],
+        "bytes": [b"", b"a\xff", bytearray(b"x")],
+        "sets": [{1}, frozenset("a"), slice(1, None)],
+        "mappings": [
+            collections.OrderedDict(a=1, b=[]),
+            collections.defaultdict(list, {"k": [1]}),
+            collections.Counter("aab"),
+            {(1, 2): "tuple key", 3: "int key", None: "none key"},
+        ],
+        "torch": [
+            torch.Size([1, 2]),
+            torch.float16,
+            torch.strided,
+            torch.device("cuda:1"),
+            torch.per_tensor_affine,
+        ],
+        "shared": [inner, inner, (inner,), ()],
+        "long": list(range(1500)),
+    }
+
+
+def every_kind_of_tensor():
+    eye = torch.eye(4)
+    return [
+        eye.to_sparse(),
+        eye.to_sparse_csr(),
+        torch.quantize_per_tensor(eye, 0.5, 1, torch.quint8),
+        torch.ones(2, 3, device="meta"),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.zeros(4, dtype=torch.uint16),
+        eye.to(torch.float8_e4m3fn),
+        torch.zeros(0, 3),
+        torch.tensor(1.0, requires_grad=True),
+        torch.ones(2, dtype=torch.float64)[1:],
+    ]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [trained_network, shared_tensors, every_kind_of_value, every_kind_of_tensor],
+    ids=lambda make: make.__name__,
+)
+def test_a_file_of_pythons_comes_back_byte_for_byte(make, tmp_path):
+    (tmp_path / "out").mkdir()
+    path, out = tmp_path / "file.pt", tmp_path / "out/file.pt"
+    # What is read from a file has told which of its texts are one object.
+    torch.save(make(), path)
+    torch.save(torch.load(path, weights_only=False), path)
+    subprocess.run([PROGRAM, "convert", path, out], check=True)
+    assert out.read_bytes() == path.read_bytes()
