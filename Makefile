@@ -1,7 +1,8 @@
 # The front door. Every target works first on a fresh clone: it installs what
 # is missing (scripts/setup.sh) and builds what it needs.
 #
-#   make demo      the main job: trains a small network on simulated devices
+#   make demo      the main job: trains a small network on every GPU, or where
+#                  there is none on CPU replicas
 #   make test      all tests, C++ and Python
 #   make bench     every benchmark program
 #   make lint      format and style checks;  make format  repairs what it can
@@ -44,7 +45,7 @@ $(VENV)/.setup-done: requirements-dev.txt scripts/setup.sh
 	touch $@
 else
 setup:
-	scripts/setup.sh $(VENV) requirements-dev.txt
+	scripts/setup.sh "$(VENV)" requirements-dev.txt
 endif
 
 # $(call configure,<preset>,<build folder>,<python>)

@@ -4,12 +4,16 @@
 # environment VENV with the packages of the file REQUIREMENTS. Without `own`
 # the environment is the caller's: it is checked, never changed.
 set -euo pipefail
-venv=$1 requirements=$2 own=${3:-}
 
 die() {
   echo "setup: $*" >&2
   exit 1
 }
+
+(($# >= 2)) || die "expected VENV REQUIREMENTS [own], but got $# arguments"
+venv=$1 requirements=$2 own=${3:-}
+[[ $venv ]] || die "VENV is empty: name a virtual environment, or leave VENV" \
+  "out for one of this project's own"
 
 system_packages=(
   build-essential catch2 ccache clang-format cmake git libbenchmark-dev
