@@ -276,6 +276,25 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return {launch.result(grad_x), launch.result(grad_w), launch.result(grad_b)};
 }
 
+// Its schema has no generator, so the fallback could not pass the device's.
+std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input,
+                                                  double p,
+                                                  std::optional<bool> train) {
+  Launch launch("aten::native_dropout");
+  const at::Tensor x = launch.read(input);
+  launch.start();
+  if (!train.value_or(true) || x.numel() == 0) {
+    auto [kept, mask] = at::native_dropout(x, p, train);
+    return {launch.result(kept), launch.result(mask)};
+  }
+  const at::Tensor mask =
+      at::empty_like(x, x.options().dtype(at::kBool),
+                     at::MemoryFormat::Contiguous)
+          .bernoulli_(1 - p, drawing_generator(launch.device().index()));
+  const double scale = p == 1 ? 0 : 1 / (1 - p);
+  return {launch.result(x.mul(mask).mul_(scale)), launch.result(mask)};
+}
+
 // The fused cells: an input gate's part, a hidden state's part, biases.
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(
@@ -404,6 +423,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_fused_sdp_choice", sim::math_attention);
   library.impl("convolution_overrideable", sim::convolution);
   library.impl("convolution_backward_overrideable", sim::convolution_backward);
+  library.impl("native_dropout", sim::native_dropout);
   library.impl("_thnn_fused_lstm_cell", sim::lstm_cell);
   library.impl("_thnn_fused_lstm_cell_backward_impl", sim::lstm_cell_backward);
   library.impl("_thnn_fused_gru_cell", sim::gru_cell);

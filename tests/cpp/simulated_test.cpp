@@ -133,6 +133,61 @@ TEST_CASE("each device has its own generator, and a seed repeats it",
   CHECK_FALSE(torch::equal(torch::randn({8}, devices[0]).cpu(), a));
 }
 
+TEST_CASE("dropout draws from its device's generator, and a seed repeats it",
+          "[simulated]") {
+  const auto devices = test::sim(2);
+  torch::nn::Dropout dropout(0.5);
+  const auto draw = [&] {
+    torch::manual_seed(7);
+    std::vector<torch::Tensor> results;
+    for (const int i : {0, 1, 0}) {
+      results.push_back(dropout(torch::ones({64}, devices[i])).cpu());
+    }
+    return results;
+  };
+  torch::manual_seed(7);
+  const auto cpu = at::globalContext().defaultGenerator(torch::kCPU);
+  const auto before = cpu.get_state();
+  const auto first = draw();
+  CHECK(torch::equal(cpu.get_state(), before));
+  const auto second = draw();
+  for (size_t i = 0; i < first.size(); ++i) {
+    CHECK(torch::equal(first[i], second[i]));
+  }
+  CHECK(torch::equal(first[0], first[1]));  // the same place in the same seed
+  CHECK_FALSE(torch::equal(first[0], first[2]));
+}
+
+TEST_CASE("dropout scales, and keeps all, none and nothing, as on the CPU",
+          "[simulated]") {
+  const auto device = test::sim(1)[0];
+  const auto x = torch::rand({8, 3}) + 1;
+  for (const std::optional<bool> train :
+       {std::optional(true), std::optional(false), std::optional<bool>()}) {
+    for (const double p : {0.0, 1.0}) {
+      CAPTURE(train.value_or(true), p);
+      const auto [expected, expected_mask] = at::native_dropout(x, p, train);
+      const auto [got, mask] = at::native_dropout(x.to(device), p, train);
+      CHECK(got.device() == device);
+      CHECK(mask.dtype() == expected_mask.dtype());
+      CHECK(torch::equal(got.cpu(), expected));
+      CHECK(torch::equal(mask.cpu(), expected_mask));
+    }
+  }
+  const auto [nothing, no_mask] =
+      at::native_dropout(torch::empty({0, 3}, device), 0.5, true);
+  CHECK(nothing.sizes() == torch::IntArrayRef{0, 3});
+  CHECK(no_mask.sizes() == torch::IntArrayRef{0, 3});
+
+  auto leaf = x.to(device).requires_grad_();
+  const auto dropped = torch::dropout(leaf, 0.25, /*train=*/true);
+  dropped.sum().backward();
+  CHECK(torch::allclose(dropped.detach(), leaf.detach() * leaf.grad()));
+  CHECK(torch::equal(leaf.grad() != 0, dropped.detach() != 0));
+  CHECK(leaf.grad().max().item<double>() == Approx(1 / 0.75));
+  CHECK_THROWS_AS(torch::dropout(leaf, 1.5, true), c10::Error);
+}
+
 TEST_CASE("pinned memory knows that it is pinned", "[simulated]") {
   const auto device = test::sim(1)[0];
   const auto a = torch::arange(5).pin_memory();
