@@ -143,6 +143,14 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<
                    &dataparallel::simulated::fallback>());
 }
+// Torch would serve these by their `out` forms with a scalar as `out`, which
+// the CPU resizes on the way to the result, and warns.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  for (const char* name : {"mse_loss", "smooth_l1_loss"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<
+                           &dataparallel::simulated::fallback>());
+  }
+}
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<
                    &dataparallel::simulated::fallback>());

@@ -7,6 +7,7 @@
 
 #include "support/catch.h"
 #include "support/device_lists.h"
+#include "support/warnings.h"
 
 namespace {
 
@@ -179,6 +180,58 @@ const std::vector<Operator> kOperators{
     one("svd", [](auto& in) { return std::get<1>(at::linalg_svd(in[0])); }),
 };
 
+// Each of torch's losses that has a kernel of its own, with each reduction.
+const std::vector<Operator> kLosses = [] {
+  std::vector<Operator> losses;
+  for (const auto reduction :
+       {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
+    const auto add = [&](const std::string& name, auto loss) {
+      losses.push_back(one(name + " " + std::to_string(reduction),
+                           [=](auto& in) { return loss(in, reduction); }));
+    };
+    add("mse_loss", [](auto& in, int64_t reduction) {
+      return torch::mse_loss(in[0], in[1], reduction);
+    });
+    add("l1_loss", [](auto& in, int64_t reduction) {
+      return torch::l1_loss(in[0], in[1], reduction);
+    });
+    add("smooth_l1_loss", [](auto& in, int64_t reduction) {
+      return torch::smooth_l1_loss(in[0], in[1], reduction);
+    });
+    add("huber_loss", [](auto& in, int64_t reduction) {
+      return torch::huber_loss(in[0], in[1], reduction);
+    });
+    add("binary_cross_entropy", [](auto& in, int64_t reduction) {
+      return torch::binary_cross_entropy(in[1].sigmoid(), in[0] - 0.5, {},
+                                         reduction);
+    });
+    add("binary_cross_entropy_with_logits", [](auto& in, int64_t reduction) {
+      return torch::binary_cross_entropy_with_logits(in[1], in[0], {}, {},
+                                                     reduction);
+    });
+    add("soft_margin_loss", [](auto& in, int64_t reduction) {
+      return torch::soft_margin_loss(in[1], in[0].detach(), reduction);
+    });
+    add("kl_div", [](auto& in, int64_t reduction) {
+      return torch::kl_div(in[1], in[0], reduction);
+    });
+    add("nll_loss", [](auto& in, int64_t reduction) {
+      return torch::nll_loss(in[1], torch::arange(4).to(in[1].device()), {},
+                             reduction);
+    });
+    add("multi_margin_loss", [](auto& in, int64_t reduction) {
+      return at::multi_margin_loss(in[1], torch::arange(4).to(in[1].device()),
+                                   1, 1, {}, reduction);
+    });
+    add("multilabel_margin_loss", [](auto& in, int64_t reduction) {
+      return torch::multilabel_margin_loss(
+          in[1], torch::ones({4, 6}, torch::kLong).to(in[1].device()),
+          reduction);
+    });
+  }
+  return losses;
+}();
+
 Tensors inputs(torch::Device device) {
   torch::manual_seed(3);
   Tensors result{torch::rand({4, 6}, torch::kDouble) + 0.5,
@@ -215,17 +268,36 @@ Tensors run(const Operator& op, torch::Device device) {
 
 TEST_CASE("operators give the CPU's results and gradients", "[simulated]") {
   const auto device = test::sim(2)[1];
-  for (const Operator& op : kOperators) {
-    INFO(op.name);
-    const Tensors expected = run(op, torch::kCPU);
-    const Tensors found = run(op, device);
-    REQUIRE(found.size() == expected.size());
-    for (size_t i = 0; i < found.size(); ++i) {
-      REQUIRE(found[i].defined() == expected[i].defined());
-      if (found[i].defined()) {
-        CHECK(found[i].device() == device);
-        CHECK(torch::allclose(found[i].cpu(), expected[i], 1e-10, 1e-10));
+  for (const std::vector<Operator>& operators : {kOperators, kLosses}) {
+    for (const Operator& op : operators) {
+      INFO(op.name);
+      const Tensors expected = run(op, torch::kCPU);
+      const Tensors found = run(op, device);
+      REQUIRE(found.size() == expected.size());
+      for (size_t i = 0; i < found.size(); ++i) {
+        REQUIRE(found[i].defined() == expected[i].defined());
+        if (found[i].defined()) {
+          CHECK(found[i].device() == device);
+          CHECK(torch::allclose(found[i].cpu(), expected[i], 1e-10, 1e-10));
+        }
       }
+    }
+  }
+}
+
+TEST_CASE("operators warn where the CPU warns, and nowhere else",
+          "[simulated]") {
+  const auto device = test::sim(2)[1];
+  const c10::WarningUtils::WarnAlways always(true);
+  const auto warnings_of = [](const Operator& op, torch::Device on) {
+    const test::Warnings warnings;
+    run(op, on);
+    return warnings.texts;
+  };
+  for (const std::vector<Operator>& operators : {kOperators, kLosses}) {
+    for (const Operator& op : operators) {
+      INFO(op.name);
+      CHECK(warnings_of(op, device) == warnings_of(op, torch::kCPU));
     }
   }
 }
