@@ -34,20 +34,36 @@ ScatterOptions& ScatterOptions::chunk_shares(std::vector<double> shares) {
 }
 
 std::vector<int64_t> chunk_sizes(int64_t samples, int64_t devices,
-                                 const std::vector<double>& shares) {
+                                 const std::vector<double>& chunk_shares) {
+  TORCH_CHECK_VALUE(samples >= 0, "chunk_sizes: samples is ", samples,
+                    ", expected 0 at least");
+  TORCH_CHECK_VALUE(devices >= 1, "chunk_sizes: devices is ", devices,
+                    ", expected 1 at least");
+  detail::check_shares("chunk_sizes", chunk_shares,
+                       static_cast<size_t>(devices));
   std::vector<int64_t> sizes(devices, samples / devices);
-  if (shares.empty()) {
+  if (chunk_shares.empty()) {
     for (int64_t i = 0; i < samples % devices; ++i) {
       ++sizes[i];
     }
     return sizes;
+  }
+  // By a power of two, so that nothing is rounded: the largest is below 2, and
+  // neither the sum nor a product overflows.
+  std::vector<double> shares = chunk_shares;
+  const int exponent =
+      std::ilogb(*std::max_element(shares.begin(), shares.end()));
+  for (double& share : shares) {
+    share = std::ldexp(share, -exponent);
   }
   const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
   std::vector<double> remainders(devices);
   int64_t left = samples;
   for (int64_t i = 0; i < devices; ++i) {
     const double exact = static_cast<double>(samples) * shares[i] / total;
-    sizes[i] = std::min(left, static_cast<int64_t>(std::floor(exact)));
+    sizes[i] = exact < static_cast<double>(left)
+                   ? static_cast<int64_t>(std::floor(exact))
+                   : left;
     remainders[i] = exact - static_cast<double>(sizes[i]);
     left -= sizes[i];
   }

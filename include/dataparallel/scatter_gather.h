@@ -53,8 +53,12 @@ struct DATAPARALLEL_EXPORT ScatterOptions {
 /// Equal shares: they differ by one at most, the larger first (5 on 4: 2, 1,
 /// 1, 1). Given shares: by largest remainder; the first device gets a sample
 /// whenever there is one. Always sums to `samples`.
+///
+/// Throws `c10::ValueError`: `samples` below 0, `devices` below 1, shares that
+/// are no positive number for each device.
 DATAPARALLEL_EXPORT std::vector<int64_t> chunk_sizes(
-    int64_t samples, int64_t devices, const std::vector<double>& shares = {});
+    int64_t samples, int64_t devices,
+    const std::vector<double>& chunk_shares = {});
 
 namespace detail {
 
@@ -219,7 +223,9 @@ class DATAPARALLEL_EXPORT MoveTo : public LeafVisitor {
 /// used, in their order. A batch of 0 gives one part, on the first device;
 /// where nothing is split, each device gets one part.
 ///
-///     auto parts = dataparallel::scatter(images, {"cuda:0", "cuda:1"});
+///     const std::vector<torch::Device> devices{torch::Device("cuda:0"),
+///                                              torch::Device("cuda:1")};
+///     auto parts = dataparallel::scatter(images, devices);
 ///
 /// Differentiable. Parts on the tensor's own device share its memory, with a
 /// version counter of their own, unless gradients flow: then they are copies.

@@ -115,6 +115,37 @@ TEST_CASE("shares are met by largest remainder", "[scatter]") {
   CHECK(chunk_sizes(1, 3, {1, 2, 3}) == Sizes{1, 0, 0});
 }
 
+TEST_CASE("shares near the ends of double's range work", "[scatter]") {
+  CHECK(chunk_sizes(10, 2, {1e308, 1e308}) == Sizes{5, 5});
+  CHECK(chunk_sizes(8, 2, {0.5e308, 1.5e308}) == Sizes{2, 6});
+  CHECK(chunk_sizes(8, 2, {1e-308, 1e308}) == Sizes{1, 7});
+  CHECK(chunk_sizes(8, 2, {5e-324, 15e-324}) == Sizes{2, 6});
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  CHECK(chunk_sizes(most, 1, {0.3}) == Sizes{most});
+  const auto parts = scatter(counted({4, 2}), test::cpu(2),
+                             ScatterOptions().chunk_shares({1e308, 1e308}));
+  CHECK(sizes_of(parts, 0) == Sizes{2, 2});
+}
+
+TEST_CASE("chunk_sizes refuses sizes that cannot be", "[scatter]") {
+  const auto error = [](int64_t samples, int64_t devices,
+                        std::vector<double> shares = {}) {
+    return test::message_of<c10::ValueError>(
+        [&] { chunk_sizes(samples, devices, shares); });
+  };
+  CHECK(error(10, 0) == "chunk_sizes: devices is 0, expected 1 at least");
+  CHECK(error(10, -1) == "chunk_sizes: devices is -1, expected 1 at least");
+  CHECK(error(-3, 2) == "chunk_sizes: samples is -3, expected 0 at least");
+  CHECK(error(4, 2, {1}) ==
+        "chunk_sizes: chunk_shares has 1 entries, expected one for each of the "
+        "2 devices");
+  CHECK(error(4, 2, {1, 2, 3}) ==
+        "chunk_sizes: chunk_shares has 3 entries, expected one for each of the "
+        "2 devices");
+  CHECK(error(4, 2, {1, -1}) ==
+        "chunk_sizes: chunk_shares[1] is -1, expected a positive number");
+}
+
 TEST_CASE("shares of any size lose no sample and stay within one of exact",
           "[scatter]") {
   std::mt19937 random(1);
