@@ -86,11 +86,12 @@ void rethrow_with(const std::exception& error, const std::string& where) {
     rethrow_with<std::domain_error>(e, where);
     rethrow_with<std::length_error>(e, where);
     rethrow_with<std::out_of_range>(e, where);
-    TORCH_WARN(where, " throws an exception whose message cannot be added to: ",
-               e.what());
+    TORCH_WARN_ONCE(
+        where,
+        " throws an exception whose message cannot be added to: ", e.what());
     throw;
   } catch (...) {
-    TORCH_WARN(where, " throws an exception without a message");
+    TORCH_WARN_ONCE(where, " throws an exception without a message");
     throw;
   }
 }

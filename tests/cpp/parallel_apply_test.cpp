@@ -92,10 +92,11 @@ class OwnError : public std::exception {
 
 /// The warnings of a run whose replica 1 throws `error`; `E` is caught.
 template <class E>
-std::vector<std::string> warnings_of(const E& error, E* caught) {
+std::vector<std::string> warnings_of(const E& error, E* caught,
+                                     bool warn_always = true) {
   Warnings warnings;
   const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-  const c10::WarningUtils::WarnAlways always(true);
+  const c10::WarningUtils::WarnAlways always(warn_always);
   bool was_caught = false;
   try {
     run(test::cpu(2), [&](int64_t replica) {
@@ -851,6 +852,18 @@ TEST_CASE("what is thrown and no exception arrives as it is, with a warning",
   REQUIRE(warnings.size() == 1);
   CHECK(test::contains(
       warnings[0], "replica 1 on cpu throws an exception without a message"));
+}
+
+TEST_CASE("each of these warnings comes once in a process",
+          "[parallel_apply]") {
+  OwnError own(0);
+  int number = 0;
+  warnings_of(OwnError(7), &own, /*warn_always=*/false);
+  warnings_of(42, &number, /*warn_always=*/false);
+  CHECK(warnings_of(OwnError(8), &own, /*warn_always=*/false).empty());
+  CHECK(warnings_of(43, &number, /*warn_always=*/false).empty());
+  CHECK(own.code == 8);
+  CHECK(number == 43);
 }
 
 TEST_CASE("the lowest replica's exception is the one, whoever throws first",
