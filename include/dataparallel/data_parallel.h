@@ -301,8 +301,10 @@ class DataParallelImpl : public detail::WrapperBase {
   /// padding), it returns a `std::pair` of the loss and its weight, the
   /// divisor, as a number or a zero-dimensional tensor.
   ///
-  ///     auto loss = model->loss(torch::nn::functional::cross_entropy_fn,
-  ///                             images, labels);
+  ///     const auto loss_fn = [](const auto& output, const auto& target) {
+  ///       return torch::nn::functional::cross_entropy(output, target);
+  ///     };
+  ///     auto loss = model->loss(loss_fn, images, labels);
   ///
   /// Throws `c10::ValueError` if the loss is no scalar; else as `forward`.
   template <class LossFn, class Inputs, class Targets>

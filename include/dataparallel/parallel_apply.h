@@ -84,8 +84,9 @@ class DATAPARALLEL_EXPORT BorrowedTeam {
 /// threads, the thread state and the errors are those of `WorkerTeam`; teams
 /// are kept by the process and used again.
 ///
+///     std::vector<torch::nn::Linear> layers{on_first, on_second};
 ///     auto outputs = dataparallel::parallel_apply(
-///         replicas, dataparallel::scatter(images, devices), devices);
+///         layers, dataparallel::scatter(images, devices), devices);
 ///
 /// Throws `c10::ValueError` if the three lists are not equally long. Thread
 /// safety: any thread, also inside a worker.

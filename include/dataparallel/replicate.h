@@ -93,7 +93,9 @@ class DATAPARALLEL_EXPORT StashScope {
 /// names share a tensor. Parameters of replicas on the module's own device
 /// share its memory; those on other devices are slices of flat buffers.
 ///
-///     dataparallel::Replicas<Net> replicas(net, {"cuda:0", "cuda:1"});
+///     const std::vector<torch::Device> devices{torch::Device("cuda:0"),
+///                                              torch::Device("cuda:1")};
+///     dataparallel::Replicas<Net> replicas(net, devices);
 ///     replicas.refresh();               // before each forward
 ///     replicas[1]->forward(images);     // gradients arrive in net
 ///

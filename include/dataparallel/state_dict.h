@@ -144,8 +144,8 @@ class DATAPARALLEL_EXPORT LoadStateDictError : public c10::Error {
 /// Python.
 ///
 ///     auto weights = dataparallel::find_state_dict(dataparallel::load(path));
-///     dataparallel::load_state_dict(*net,
-///     dataparallel::strip_prefix(weights));
+///     dataparallel::load_state_dict(
+///         *net, dataparallel::strip_prefix(weights));
 ///
 /// Not strict, a warning tells when fewer than half of the module's names are
 /// there and a common prefix keeps more from fitting, or when names that share
