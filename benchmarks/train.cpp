@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,11 @@ using Model = dataparallel::DataParallel<DigitNet>;
 constexpr int kSuccess = 0;
 constexpr int kFailure = 1;
 constexpr int kUsage = 2;
+
+/// One sentence on standard error. Unlike fmt's print it never throws.
+void complain(const char* text) {
+  std::fprintf(stderr, "train: %s\n", text);
+}
 
 /// A file name for this run alone; the file goes with the object.
 class TemporaryFile {
@@ -159,9 +165,7 @@ int64_t evaluate(ModuleHolder& module, const Digits& digits) {
 /// The accuracy of a new network, on the CPU, with the weights saved from the
 /// wrapped one, in whose state_dict every name begins with "module.".
 int64_t evaluate_reloaded(const Model& model, const Digits& digits,
-                          const std::string& save_path) {
-  const TemporaryFile temporary;
-  const auto& path = save_path.empty() ? temporary.path() : save_path;
+                          const std::string& path) {
   dataparallel::save(dataparallel::state_dict(*model), path);
   const auto weights =
       dataparallel::load(path, dataparallel::LoadOptions().map_location("cpu"));
@@ -186,6 +190,10 @@ int run(const TrainArguments& arguments) {
   // Full precision everywhere: the CPU is to give the same answers.
   at::globalContext().setAllowTF32CuDNN(false);
   torch::manual_seed(arguments.seed);
+  std::optional<TemporaryFile> temporary;
+  if (arguments.save_path.empty()) {
+    temporary.emplace();
+  }
 
   DigitNet net;
   net->to(devices.front());
@@ -200,7 +208,8 @@ int run(const TrainArguments& arguments) {
   const auto wrapped = evaluate(model, digits.held_out);
   print_accuracy("Held-out accuracy, wrapped", wrapped, digits.held_out);
   const auto bare =
-      evaluate_reloaded(model, digits.held_out, arguments.save_path);
+      evaluate_reloaded(model, digits.held_out,
+                        temporary ? temporary->path() : arguments.save_path);
   print_accuracy("Held-out accuracy, reloaded without the wrapper", bare,
                  digits.held_out);
   if (!arguments.save_path.empty()) {
@@ -208,7 +217,7 @@ int run(const TrainArguments& arguments) {
   }
   const bool raceless = report_simulated(devices);
   if (bare != wrapped) {
-    fmt::print(stderr, "train: the reloaded network's accuracy differs\n");
+    complain("the reloaded network's accuracy differs");
   }
   return raceless && bare == wrapped ? kSuccess : kFailure;
 }
@@ -222,14 +231,17 @@ int main(int argc, char** argv) {
     return *status;
   }
   try {
-    return demo::run(arguments);
+    const int status = demo::run(arguments);
+    TORCH_CHECK(std::fflush(stdout) == 0 && std::ferror(stdout) == 0,
+                "the output cannot be written");
+    return status;
   } catch (const c10::ValueError& error) {  // a bad list, file or wish
-    fmt::print(stderr, "train: {}\n", error.what_without_backtrace());
+    demo::complain(error.what_without_backtrace());
     return demo::kUsage;
   } catch (const c10::Error& error) {
-    fmt::print(stderr, "train: {}\n", error.what_without_backtrace());
+    demo::complain(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    fmt::print(stderr, "train: {}\n", error.what());
+    demo::complain(error.what());
   }
   return demo::kFailure;
 }

@@ -68,9 +68,15 @@ def test_help_is_shown_and_succeeds():
         (["--batch-size", "-3"], "--batch-size: .* not in range 1"),
         (["--learning-rate", "nan"], "--learning-rate: got 'nan'"),
         (["--learning-rate", "0"], "expected a number above 0"),
+        (["--learning-rate", "1e300"], "--learning-rate: got '1e300', expected"),
         (["--seed", "-1"], "--seed: .* not in range 0"),
         (["--data", "no/such/file"], "--data: .* no/such/file"),
         (["--save", "no/such/folder/x.pt"], "is not a file in a folder"),
+        (["--save", ""], "--save: got '', expected the path of a file"),
+        (["--save", "/"], "'/' is not a file in a folder"),
+        (["--save", "/dev/full"], "'/dev/full' is a device or a pipe"),
+        (["--save", "/proc/x.pt"], "'/proc/x.pt' cannot be written: "),
+        (["--save", "x" * 300], "x' cannot be written: File name too long"),
         (["--bogus"], "not expected: --bogus"),
     ],
 )
@@ -79,6 +85,53 @@ def test_bad_arguments_are_refused_with_one_sentence(arguments, sentence):
     assert result.returncode == 2
     assert result.stdout == ""
     assert re.fullmatch(rf"train: .*{sentence}.*\n", result.stderr)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_refused_with_one_sentence(tmp_path):
+    tmp_path.chmod(0o500)
+    result = train("--save", str(tmp_path / "x.pt"))
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert re.fullmatch(r"train: .*cannot be written: .*\n", result.stderr)
+
+
+def test_no_folder_for_temporary_files_is_found_before_training(tmp_path):
+    result = train("--devices", "cpu", TMPDIR=str(tmp_path / "none"))
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert re.fullmatch(r"train: .*temp_directory_path.*\n", result.stderr)
+
+
+def test_a_folder_that_goes_while_training_is_one_sentence_and_a_failure(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    arguments = ["--devices", "cpu", "--epochs", "2", "--save", str(folder / "x.pt")]
+    process = subprocess.Popen(
+        [TRAIN, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline().startswith("Devices: ")
+    folder.rmdir()
+    _, complaint = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert re.fullmatch(r"train: .*x\.pt cannot be written.*\n", complaint)
+
+
+def test_output_that_cannot_be_written_is_a_failure():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [TRAIN, "--devices", "cpu", "--epochs", "1"],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+    assert result.returncode == 1
+    assert re.fullmatch(r"train: .*\n", result.stderr)
 
 
 @pytest.mark.parametrize(
