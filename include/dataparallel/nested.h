@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <concepts>
 #include <map>
 #include <optional>
@@ -210,6 +211,11 @@ template <class T>
 std::string describe_plain(const T& value) {
   if constexpr (std::convertible_to<T, std::string>) {
     return "\"" + std::string(value) + "\"";
+  } else if constexpr (std::floating_point<T>) {
+    // As many digits as tell it from every other number.
+    std::array<char, 64> text;
+    return {text.data(),
+            std::to_chars(text.data(), text.data() + text.size(), value).ptr};
   } else if constexpr (std::is_arithmetic_v<T>) {
     return std::to_string(value);
   } else {

@@ -416,6 +416,14 @@ TEST_CASE("plain values that differ are refused where the type holds one",
           "[nested]") {
   CHECK(merge_error<int>({3, 4}) ==
         "gather: result is 3 in replica 0 and 4 in replica 1" + kSame);
+  CHECK(merge_error<double>({1e-9, 2e-9}) ==
+        "gather: result is 1e-09 in replica 0 and 2e-09 in replica 1" + kSame);
+  CHECK(merge_error<double>({0.1, 0.1 + 0.2, 2}) ==
+        "gather: result is 0.1 in replica 0, 0.30000000000000004 in replica 1 "
+        "and 2 in replica 2" +
+            kSame);
+  CHECK(merge_error<float>({0.1f, 0.2f}) ==
+        "gather: result is 0.1 in replica 0 and 0.2 in replica 1" + kSame);
   CHECK(merge_error<std::string>({"a", "b", "a"}) ==
         "gather: result is \"a\" in replica 0, \"b\" in replica 1 and \"a\" "
         "in replica 2" +
