@@ -20,16 +20,26 @@ if complete >/dev/null 2>&1; then
 fi
 
 downloads=$(mktemp -d)
-trap 'rm -rf "$downloads"' EXIT
+trap 'rm -rf "$downloads" "$downloads.log"' EXIT
+# Isolated from what PYTHONPATH names, which pip would take for installed.
 download() {
-  "$python" -m pip --disable-pip-version-check download --quiet --no-deps \
-    --retries 1 --timeout 30 --dest "$downloads" "$@" || exit 75
+  env -u PYTHONPATH "$python" -m pip --disable-pip-version-check download \
+    --quiet --no-deps --retries 1 --timeout 30 --dest "$downloads" "$@" \
+    2>"$downloads.log" && return
+  cat "$downloads.log" >&2
+  if grep -qiE 'retrying|connection|no matching distribution' "$downloads.log"
+  then
+    exit 75
+  fi
+  exit 1
 }
 download --only-binary :all: --implementation cp --python-version 3.11 \
   --platform manylinux2014_x86_64 \
   chgnet==0.4.2 lpips==0.1.4 resemblyzer==0.1.4 rxnmapper==0.4.3 \
   silero-vad==6.2.3 wordllama==0.4.0.post1
-download --no-binary :all: deepcr==0.3.1 # which has no wheel
+# Which has no wheel: pip asks its setup.py for its name, in an environment made
+# for that.
+download --use-pep517 --no-binary deepcr deepcr==0.3.1
 
 "$python" - "$downloads" "$folder" "$here/SHA256SUMS" <<'PYTHON'
 import pathlib
