@@ -124,10 +124,17 @@ c10::IValue Objects::call_mapping(const Reference& type, Arguments args) {
     return mapping;
   }
   std::vector<c10::IValue> pairs;
+  const Opaque* unhashable = as_opaque(args[0]);
   if (args[0].isGenericDict()) {
     for (const auto& item : args[0].toGenericDict()) {
       pairs.push_back(item.key());
       pairs.push_back(item.value());
+    }
+  } else if (unhashable != nullptr &&
+             unhashable->class_name == "builtins.dict") {
+    for (const auto& [key, value] : unhashable->items) {
+      pairs.push_back(key);
+      pairs.push_back(value);
     }
   } else {
     for (const c10::IValue& pair :
@@ -458,7 +465,13 @@ c10::IValue Objects::set_items(const c10::IValue& object, Arguments pairs) {
       auto opaque =
           c10::make_intrusive<Opaque>(name == "dict" ? "builtins.dict" : name);
       opaque->items = items_of(mapping);
-      if (const auto carried = attributes(mapping); !carried.empty()) {
+      const auto carried = attributes(mapping);
+      if (const auto factory = carried.find("default_factory");
+          factory != carried.end()) {
+        if (!factory->value().isNone()) {
+          opaque->args = {factory->value()};  // all that a defaultdict carries
+        }
+      } else if (!carried.empty()) {
         opaque->state = carried;
       }
       target = from_opaque(std::move(opaque));

@@ -138,8 +138,10 @@ c10::IValue rebuild_sparse(const std::string& layout,
     at::_validate_sparse_compressed_tensor_args(indices, plain, values, sizes,
                                                 kind, /*check_pinning=*/false);
   }
-  return at::_sparse_compressed_tensor_unsafe(indices, plain, values, sizes,
-                                              values.options().layout(kind));
+  const at::Tensor made = at::_sparse_compressed_tensor_unsafe(
+      indices, plain, values, sizes, values.options().layout(kind));
+  // The file says it of the values alone.
+  return made.requires_grad_(data[values_at].toTensor().requires_grad());
 }
 
 /// A nested tensor: every piece must lie in the buffer.

@@ -58,6 +58,10 @@ def every_kind_of_value():
             collections.defaultdict(list, {"k": [1]}),
             collections.Counter("aab"),
             {(1, 2): "tuple key", 3: "int key", None: "none key"},
+            collections.defaultdict(int, {(1, 2): 3}),
+            collections.defaultdict(None, {None: 3}),
+            collections.Counter({(1, 2): 3}),
+            collections.OrderedDict([((1, 2), 3)]),
         ],
         "torch": [
             torch.Size([1, 2]),
@@ -76,6 +80,7 @@ def every_kind_of_tensor():
     return [
         eye.to_sparse(),
         eye.to_sparse_csr(),
+        torch.eye(3).to_sparse_csr().requires_grad_(),
         torch.quantize_per_tensor(eye, 0.5, 1, torch.quint8),
         torch.ones(2, 3, device="meta"),
         torch.ones(2, dtype=torch.complex64).conj(),
