@@ -347,7 +347,7 @@ class DataParallelImpl : public detail::WrapperBase {
     replicas_.refresh();
   }
   /// Call it after changing what cannot be seen from outside: a plain member
-  /// of the module, or a child that was replaced.
+  /// of the module, or one that was assigned without being registered.
   void refresh_structure() {
     const auto lock = one_call("refresh_structure");
     if constexpr (!std::is_same_v<M, torch::jit::Module>) {
