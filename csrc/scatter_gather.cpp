@@ -115,14 +115,13 @@ at::Tensor cut(const at::Tensor& tensor, int64_t dim, int64_t start,
   return tensor.narrow(dim, start, size);
 }
 
-/// The same memory under a version counter and, where gradients flow, a graph
-/// of its own: replicas on one device write to their parts in place at the same
-/// time, and must not meet in the tensor that these are views of.
+/// A part through which gradients flow is a copy: replicas that write to theirs
+/// in place at the same time must not meet in the graph of the tensor that they
+/// are views of. Other parts stay views, whose version counter tells autograd
+/// when the caller fills the batch anew before backward.
 at::Tensor apart(const at::Tensor& part) {
-  if (part.layout() != at::kStrided || part.is_quantized()) {
-    return part;
-  }
-  return part.requires_grad() ? part.clone() : part.variable_data();
+  return part.requires_grad() && part.layout() == at::kStrided ? part.clone()
+                                                               : part;
 }
 
 /// `sequence`'s samples in the caller's order, `[T, N, *]`, and their lengths.

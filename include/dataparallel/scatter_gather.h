@@ -227,8 +227,8 @@ class DATAPARALLEL_EXPORT MoveTo : public LeafVisitor {
 ///                                              torch::Device("cuda:1")};
 ///     auto parts = dataparallel::scatter(images, devices);
 ///
-/// Differentiable. Parts on the tensor's own device share its memory, with a
-/// version counter of their own, unless gradients flow: then they are copies.
+/// Differentiable. Parts on the tensor's own device are views of it, unless
+/// gradients flow: then they are copies.
 /// What goes whole to several replicas on one device is one tensor for all of
 /// them, save one without dimensions. Strides (channels-last), dtype and layout
 /// stay; a sparse COO tensor is cut too.
