@@ -207,8 +207,8 @@ bool is_container(const c10::IValue& value) {
   return value.isList() || value.isGenericDict() || value.isTuple();
 }
 
-/// Calls `act(name, slot of `from`, slot of `to`, index, to)` for each
-/// attribute that is no module, children's too.
+/// Calls `act(name, value in from, object of to, slot)` for each attribute that
+/// is no module, children's too.
 template <class Act>
 void each_attribute(const torch::jit::Module& from,
                     const torch::jit::Module& to, Act&& act) {
