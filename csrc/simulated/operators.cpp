@@ -156,7 +156,8 @@ void foreach_copy(at::TensorList targets, at::TensorList sources, bool) {
   count_kernel(device.index());
   reads.insert(reads.end(), writes.begin(), writes.end());
   RaceDetector::get().access("aten::_foreach_copy_",
-                             key_of(current_stream(device.index())), reads);
+                             key_of(current_stream(device.index())),
+                             std::move(reads));
   for (const size_t i : together) {
     std::memcpy(targets[i].mutable_data_ptr(), sources[i].const_data_ptr(),
                 sources[i].nbytes());

@@ -1,5 +1,7 @@
 #include "simulated/race_detector.h"
 
+#include <c10/util/SmallVector.h>
+
 #include <algorithm>
 
 namespace dataparallel::simulated {
@@ -76,40 +78,74 @@ void RaceDetector::synchronize_device(int64_t device) {
   }
 }
 
-void RaceDetector::use(Shadow& shadow, const Use& now, const VectorClock& clock,
-                       const std::string& name) {
+void RaceDetector::use(Shadow& shadow, std::span<Use> now,
+                       const VectorClock& clock, const std::string& name) {
+  const auto by_begin = [](const Use& a, const Use& b) {
+    return a.begin < b.begin;
+  };
+  std::sort(now.begin(), now.end(), by_begin);
   std::set<StreamKey> reported;
-  for (const Use& before : shadow.uses) {
-    const bool meets = before.begin < now.end && now.begin < before.end;
-    if (meets && (before.write || now.write) &&
-        !ordered(clock, now.stream, before.stream, before.time) &&
-        reported.insert(before.stream).second) {
-      report(!now.write     ? "read after write"
-             : before.write ? "write after write"
-                            : "write after read",
-             name, now.stream, before.stream);
+  c10::SmallVector<Use*, 8> ahead;  // may meet the accesses still to come
+  auto next = shadow.uses.begin();
+  for (const Use& use : now) {
+    for (; next != shadow.uses.end() && next->begin < use.end; ++next) {
+      ahead.push_back(&*next);
+    }
+    ahead.erase(std::remove_if(ahead.begin(), ahead.end(),
+                               [&](const Use* before) {
+                                 return before->replaced ||
+                                        before->end <= use.begin;
+                               }),
+                ahead.end());
+    for (Use* before : ahead) {
+      if (before->begin >= use.end) {
+        continue;
+      }
+      const bool over =
+          ordered(clock, use.stream, before->stream, before->time);
+      if (!over && (before->write || use.write) &&
+          reported.insert(before->stream).second) {
+        report(!use.write      ? "read after write"
+               : before->write ? "write after write"
+                               : "write after read",
+               name, use.stream, before->stream);
+      }
+      before->replaced = over && (use.write || !before->write) &&
+                         use.begin <= before->begin && before->end <= use.end;
     }
   }
-  std::erase_if(shadow.uses, [&](const Use& before) {
-    return now.begin <= before.begin && before.end <= now.end &&
-           (now.write || !before.write) &&
-           ordered(clock, now.stream, before.stream, before.time);
-  });
-  shadow.uses.push_back(now);
+  std::erase_if(shadow.uses, [](const Use& use) { return use.replaced; });
+  const auto kept = static_cast<std::ptrdiff_t>(shadow.uses.size());
+  shadow.uses.insert(shadow.uses.end(), now.begin(), now.end());
+  std::inplace_merge(shadow.uses.begin(), shadow.uses.begin() + kept,
+                     shadow.uses.end(), by_begin);
 }
 
 void RaceDetector::access(const std::string& operator_name, StreamKey stream,
-                          const std::vector<Access>& accesses) {
+                          std::vector<Access> accesses) {
+  std::erase_if(accesses, [](const Access& access) {
+    return access.begin == access.end;
+  });
   std::lock_guard lock(mutex_);
   VectorClock& now = clock(stream);
   raise(now, host_);
   const int64_t time = now[stream];
   const size_t before = races_.size();
+  std::vector<Use> uses;
+  uses.reserve(accesses.size());
   for (const Access& access : accesses) {
-    const auto found = shadows_.find(access.storage);
-    if (found != shadows_.end() && access.begin < access.end) {
-      use(found->second, {stream, time, access.begin, access.end, access.write},
-          now, operator_name);
+    uses.push_back({stream, time, access.begin, access.end, access.write});
+  }
+  for (size_t i = 0; i < accesses.size();) {
+    const size_t first = i;
+    while (i < accesses.size() &&
+           accesses[i].storage == accesses[first].storage) {
+      ++i;
+    }
+    const auto found = shadows_.find(accesses[first].storage);
+    if (found != shadows_.end()) {
+      use(found->second, std::span(uses).subspan(first, i - first), now,
+          operator_name);
     }
   }
   TORCH_CHECK(!fail_on_race_ || races_.size() == before,

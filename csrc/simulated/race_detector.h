@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -68,7 +69,7 @@ class RaceDetector {
 
   /// An operator launched on `stream`. Throws if races shall fail.
   void access(const std::string& operator_name, StreamKey stream,
-              const std::vector<Access>& accesses);
+              std::vector<Access> accesses);
 
   void allocated(const void* storage, StreamKey stream);
   void used_on(const void* storage, StreamKey stream);  // record_stream
@@ -85,17 +86,22 @@ class RaceDetector {
     int64_t begin;
     int64_t end;
     bool write;
+    /// An ordered one has covered it, see Note [Vector clocks].
+    bool replaced = false;
   };
   struct Shadow {
     StreamKey allocated_on;
-    std::vector<Use> uses;
+    std::vector<Use> uses;  // by begin
     std::set<StreamKey> announced;
   };
 
   static constexpr size_t kKept = 1000;
 
   VectorClock& clock(StreamKey stream);
-  void use(Shadow& shadow, const Use& now, const VectorClock& clock,
+  /// `now`: the accesses of one operator to one storage. Its time grows with
+  /// their number and with how many earlier ones they meet, so that a flat
+  /// buffer with a thousand slices is no square.
+  void use(Shadow& shadow, std::span<Use> now, const VectorClock& clock,
            const std::string& name);
   void report(const std::string& kind, const std::string& name,
               StreamKey stream, StreamKey other);
