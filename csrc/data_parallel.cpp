@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "detail/gradient_bridge.h"
@@ -162,6 +163,21 @@ void check_loss(const WeightedLoss& loss) {
   TORCH_CHECK_VALUE(!loss.weight.defined() || loss.weight.dim() == 0,
                     "loss: the loss function returned as weight ",
                     described(loss.weight), ", expected a scalar");
+}
+
+void check_weights(const std::vector<WeightedLoss>& losses) {
+  for (const WeightedLoss& loss : losses) {
+    TORCH_CHECK_VALUE(
+        loss.weight.defined() == losses.front().weight.defined(),
+        "loss: the loss function returned a weight in some replicas and None "
+        "in others, expected one in all");
+    if (loss.weight.defined() && loss.weight.is_cpu()) {
+      const double weight = loss.weight.item<double>();
+      TORCH_CHECK_VALUE(weight >= 0 && std::isfinite(weight),
+                        "loss: the loss function returned the weight ", weight,
+                        ", expected a number of 0 or more");
+    }
+  }
 }
 
 void check_any_graph(const std::vector<WeightedLoss>& losses) {

@@ -418,13 +418,23 @@ std::map<std::string, int64_t> holders(const torch::nn::Module& module) {
   return counts;
 }
 
-}  // namespace
+/// `clone` copies the struct, then `reset` must put new ones in place of all:
+/// what has more holders afterwards.
+std::optional<std::string> held_by_clone(
+    const std::map<std::string, int64_t>& before,
+    const torch::nn::Module& module) {
+  for (const auto& [name, count] : holders(module)) {
+    if (before.at(name) < count) {
+      return name;
+    }
+  }
+  return std::nullopt;
+}
 
-std::shared_ptr<torch::nn::Module> clone_module(const std::string& function,
-                                                const torch::nn::Module& module,
-                                                at::Device device) {
+std::shared_ptr<torch::nn::Module> checked_clone(
+    const std::string& function, const torch::nn::Module& module,
+    at::Device device) {
   const std::string type = c10::demangle(typeid(module).name());
-  const auto before = holders(module);
   std::shared_ptr<torch::nn::Module> clone;
   try {
     clone = module.clone(device);
@@ -442,16 +452,30 @@ std::shared_ptr<torch::nn::Module> clone_module(const std::string& function,
                    type, " is a ", c10::demangle(typeid(made).name()),
                    ": derive it from torch::nn::Cloneable<", type,
                    ">, or pass a factory");
-  // `clone` copies the struct, then `reset` must put new ones in place of all.
-  for (const auto& [name, count] : holders(module)) {
-    TORCH_CHECK_TYPE(
-        before.at(name) >= count, function, ": the clone of ", type,
-        " still holds the original's ", name,
-        ": reset() must assign every "
-        "member that leads to it anew (a list that it fills must be emptied "
-        "first), or pass a factory that makes a replica for a device");
-  }
   return clone;
+}
+
+}  // namespace
+
+std::shared_ptr<torch::nn::Module> clone_module(const std::string& function,
+                                                const torch::nn::Module& module,
+                                                at::Device device) {
+  std::optional<std::string> held;
+  // Another thread that copies a handle meanwhile is a holder too, for a while.
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const auto before = holders(module);
+    auto clone = checked_clone(function, module, device);
+    held = held_by_clone(before, module);
+    if (!held.has_value()) {
+      return clone;
+    }
+  }
+  TORCH_CHECK_TYPE(
+      false, function, ": the clone of ", c10::demangle(typeid(module).name()),
+      " still holds the original's ", *held,
+      ": reset() must assign every member that leads to it anew (a list that "
+      "it fills must be emptied first), or pass a factory that makes a replica "
+      "for a device");
 }
 
 torch::jit::Module clone_module(const std::string& function,

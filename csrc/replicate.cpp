@@ -163,6 +163,7 @@ struct ReplicaSet::Impl {
                     std::unordered_set<const at::TensorImpl*>& taken);
   [[noreturn]] void refuse_assigned(const char* kind,
                                     const std::string& name) const;
+  void check_devices() const;
   void lay_out();
   void lay_out_values();
   void lay_out_edges();
@@ -321,14 +322,20 @@ bool ReplicaSet::Impl::shares(const Entry& entry, size_t replica) const {
          is_strided(entry.original);
 }
 
-void ReplicaSet::Impl::lay_out() {
-  c10::InferenceMode normal_mode(false);
-  at::NoGradGuard no_grad;
-  for (Entry& entry : entries) {
+void ReplicaSet::Impl::check_devices() const {
+  for (const Entry& entry : entries) {
     TORCH_CHECK_VALUE(entry.original.device() == devices[0], function, ": ",
                       entry.parameter ? "parameter " : "buffer ", entry.name,
                       " is on ", entry.original.device(), ", expected ",
                       devices[0], " (the first of devices)");
+  }
+}
+
+void ReplicaSet::Impl::lay_out() {
+  check_devices();
+  c10::InferenceMode normal_mode(false);
+  at::NoGradGuard no_grad;
+  for (Entry& entry : entries) {
     entry.seen = snapshot(entry.original);
     entry.homes.assign(devices.size(), at::Tensor());
   }
@@ -636,16 +643,22 @@ void ReplicaSet::redirect(const std::vector<at::Tensor>& outputs,
   redirect_edges(outputs, inputs, impl_->redirections[impl_->gradients]);
 }
 
+void ReplicaSet::check_devices() const {
+  impl_->check_devices();
+}
+
 void ReplicaSet::check_unwritten() const {
   for (const Entry& entry : impl_->entries) {
     if (version_of(entry.original) == entry.version) {
       continue;
     }
     for (size_t replica = 1; replica < impl_->devices.size(); ++replica) {
-      TORCH_CHECK(!impl_->shares(entry, replica), impl_->function,
-                  ": forward wrote to ", entry.name,
-                  ", a parameter that replicas on ", impl_->devices[replica],
-                  " share, so several of them wrote to the same memory; what "
+      TORCH_CHECK(!impl_->shares(entry, replica), impl_->function, ": ",
+                  entry.name,
+                  " was written while forward ran, by forward or by another "
+                  "thread; it is a parameter, which replicas on ",
+                  impl_->devices[replica],
+                  " share, so that they could meet half-written values; what "
                   "forward writes to must be a buffer");
     }
   }

@@ -199,22 +199,39 @@ void BatchSize::list(int64_t length, const std::string& path) {
   agree(length, path);
 }
 
+at::Tensor TakeChunk::part_of(const at::Tensor& tensor) const {
+  const bool here = tensor.device() == chunk.device;
+  if (whole) {
+    return moved(tensor, chunk.device);
+  }
+  if (rule.kind == InputRule::Kind::kSplit && tensor.dim() > 0) {
+    const int64_t dim = rule.dim < 0 ? rule.dim + tensor.dim() : rule.dim;
+    const at::Tensor part = cut(tensor, dim, chunk.start, chunk.size);
+    return here ? apart(part) : moved(part, chunk.device);
+  }
+  if (here && tensor.dim() == 0) {
+    return chunk.replica == 0 ? tensor : tensor.clone();
+  }
+  return moved(tensor, chunk.device);
+}
+
 void TakeChunk::tensor(at::Tensor& tensor, const std::string&) {
   if (!tensor.defined()) {
     return;
   }
-  const bool here = tensor.device() == chunk.device;
-  if (whole) {
-    tensor = moved(tensor, chunk.device);
-  } else if (rule.kind == InputRule::Kind::kSplit && tensor.dim() > 0) {
-    const int64_t dim = rule.dim < 0 ? rule.dim + tensor.dim() : rule.dim;
-    tensor = cut(tensor, dim, chunk.start, chunk.size);
-    tensor = here ? apart(tensor) : moved(tensor, chunk.device);
-  } else if (here && tensor.dim() == 0) {
-    tensor = chunk.replica == 0 ? tensor : tensor.clone();
-  } else {
-    tensor = moved(tensor, chunk.device);
+  const auto* key = tensor.unsafeGetTensorImpl();
+  const auto [first, last] = copied_.equal_range(key);
+  for (auto at = first; at != last; ++at) {
+    if (at->second.rule == rule) {
+      tensor = at->second.part;
+      return;
+    }
   }
+  at::Tensor part = part_of(tensor);
+  if (!part.has_storage() || !part.is_alias_of(tensor)) {
+    copied_.emplace(key, Copied{tensor, rule, part});
+  }
+  tensor = std::move(part);
 }
 
 void TakeChunk::packed(rnn::PackedSequence& sequence, const std::string&) {

@@ -205,6 +205,10 @@ weighted_loss(std::pair<at::Tensor, double> loss);
 
 /// Throws unless loss and weight are scalars, the loss of a floating dtype.
 DATAPARALLEL_EXPORT void check_loss(const WeightedLoss& loss);
+/// Throws where only some replicas' loss functions returned a weight, or one
+/// (on the CPU: on a device, reading it would wait) that is below 0 or no
+/// number.
+DATAPARALLEL_EXPORT void check_weights(const std::vector<WeightedLoss>& losses);
 /// Throws where no loss has a graph.
 DATAPARALLEL_EXPORT void check_any_graph(
     const std::vector<WeightedLoss>& losses);
@@ -299,7 +303,7 @@ class DataParallelImpl : public detail::WrapperBase {
   /// that is the mean over that replica's samples: replicas are weighted by
   /// their number of samples. Where that is not the divisor (`ignore_index`,
   /// padding), it returns a `std::pair` of the loss and its weight, the
-  /// divisor, as a number or a zero-dimensional tensor.
+  /// divisor, 0 or more, as a number or a zero-dimensional tensor.
   ///
   ///     const auto loss_fn = [](const auto& output, const auto& target) {
   ///       return torch::nn::functional::cross_entropy(output, target);
@@ -372,7 +376,9 @@ class DataParallelImpl : public detail::WrapperBase {
 
   void prepare(const std::vector<detail::Chunk>& chunks) {
     if (chunks.size() == 1) {
-      return;  // the module itself does all the work
+      // The module itself does all the work.
+      replicas_.set().check_devices();
+      return;
     }
     if (options_.refresh() == RefreshPolicy::kEveryForward) {
       replicas_.refresh();
@@ -498,6 +504,7 @@ class DataParallelImpl : public detail::WrapperBase {
   std::vector<at::Tensor> weights(
       const detail::Call<Args...>& call,
       const std::vector<detail::WeightedLoss>& losses) {
+    detail::check_weights(losses);
     std::vector<at::Tensor> result;
     for (size_t i = 0; i < losses.size(); ++i) {
       result.push_back(losses[i].weight.defined()
@@ -513,12 +520,12 @@ class DataParallelImpl : public detail::WrapperBase {
     constexpr bool kOwnWeights =
         !std::is_same_v<std::decay_t<decltype(loss_of(call, loss_fn))>,
                         at::Tensor>;
+    prepare(call.chunks);
     if (call.chunks.size() == 1) {
       const auto losses = run_losses(call, loss_fn, [](auto&, int64_t) {});
       detail::run_backward(losses.front().loss);
       return losses.front().loss.detach().to(output_device_);
     }
-    prepare(call.chunks);
     detail::StashScope stashes(replicas_.set());
     detail::CutGraph cut;
     for (auto& part : call.parts) {

@@ -56,8 +56,11 @@ class DATAPARALLEL_EXPORT ReplicaSet {
   void redirect(const std::vector<at::Tensor>& outputs,
                 const std::vector<at::Tensor>& inputs);
 
-  /// After a forward: throws if it wrote to a parameter whose memory several
-  /// replicas share.
+  /// Throws if the original is no longer on the first of the devices.
+  void check_devices() const;
+
+  /// After a forward: throws if a parameter whose memory several replicas share
+  /// was written meanwhile.
   void check_unwritten() const;
 
   /// Forgets what earlier backwards left in the stashes.

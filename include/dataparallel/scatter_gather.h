@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct InputRule {
   enum class Kind { kSplit, kCopy, kSplitBySample };
   Kind kind = Kind::kSplit;
   int64_t dim = 0;
+  bool operator==(const InputRule&) const = default;
 };
 
 /// Each tensor of the argument is cut along `dim` (negative: from the end).
@@ -89,7 +91,9 @@ class DATAPARALLEL_EXPORT BatchSize : public LeafVisitor {
   std::string first_path_;
 };
 
-/// Replaces each leaf by one replica's part of it, on the replica's device.
+/// Replaces each leaf by one replica's part of it, on the replica's device. A
+/// tensor that comes more than once gives one part: copied once, and a write to
+/// it is seen through all, as on one device.
 class DATAPARALLEL_EXPORT TakeChunk : public LeafVisitor {
  public:
   explicit TakeChunk(Chunk chunk, bool whole) : chunk(chunk), whole(whole) {}
@@ -101,6 +105,15 @@ class DATAPARALLEL_EXPORT TakeChunk : public LeafVisitor {
   Chunk chunk;
   /// There is one chunk, which is the whole batch.
   bool whole;
+
+ private:
+  at::Tensor part_of(const at::Tensor& tensor) const;
+  struct Copied {
+    at::Tensor tensor;  // kept, so that its address stays its own
+    InputRule rule;
+    at::Tensor part;
+  };
+  std::unordered_multimap<const at::TensorImpl*, Copied> copied_;
 };
 
 /// The chunks of a batch, devices without a sample left out. `samples` of 0 or
@@ -228,12 +241,13 @@ class DATAPARALLEL_EXPORT MoveTo : public LeafVisitor {
 ///     auto parts = dataparallel::scatter(images, devices);
 ///
 /// Differentiable. Parts on the tensor's own device are views of it, unless
-/// gradients flow: then they are copies.
-/// What goes whole to several replicas on one device is one tensor for all of
-/// them, save one without dimensions. Strides (channels-last), dtype and layout
-/// stay; a sparse COO tensor is cut too.
-/// Copies are issued on the current streams of the calling thread, from pinned
-/// memory without waiting. Thread safety: any thread.
+/// gradients flow: then they are copies. A tensor that comes more than once
+/// (`query, key, value` of one attention) gives one part. What goes whole to
+/// several replicas on one device is one tensor for all of them, save one
+/// without dimensions. Strides (channels-last), dtype and layout stay; a sparse
+/// COO tensor is cut too. Copies are issued on the current streams of the
+/// calling thread, from pinned memory without waiting. Thread safety: any
+/// thread.
 ///
 /// Throws `c10::ValueError` before any copy: devices that do not exist, sizes
 /// that disagree (both arguments and sizes are named), a dimension that a

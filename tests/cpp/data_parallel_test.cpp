@@ -258,6 +258,24 @@ TEST_CASE("names have the prefix module. and modes reach the module",
   CHECK(net->last->weight.grad().scalar_type() == torch::kFloat);
 }
 
+TEST_CASE("a module moved off the first device is refused, whatever the batch",
+          "[data_parallel][errors]") {
+  auto net = test::make<Mlp>(torch::Device("sim:0"));
+  dp::DataParallel<Mlp> model(net, test::on(test::sim(2)));
+  model->to(torch::Device("sim:1"));
+  const auto loss = [](const torch::Tensor& y, const torch::Tensor&) {
+    return y.mean();
+  };
+  for (const int64_t samples : {0, 1, 5}) {
+    const auto x =
+        torch::randn({samples, 4}, test::float64_on(torch::Device("sim:0")));
+    const auto refused = Contains("is on sim:1, expected sim:0 (the first of");
+    CHECK_THROWS_WITH(model(x), refused);
+    CHECK_THROWS_WITH(model->loss(loss, x, x), refused);
+    CHECK_THROWS_WITH(model->forward_backward(loss, x, x), refused);
+  }
+}
+
 TEST_CASE("a wrapper saves and loads as its module under module.",
           "[data_parallel]") {
   auto net = test::make<Mlp>(torch::kCPU);

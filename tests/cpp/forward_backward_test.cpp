@@ -2,6 +2,7 @@
 #include <dataparallel/data_parallel.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <stdexcept>
 #include <tuple>
 
@@ -348,4 +349,30 @@ TEST_CASE("a loss that is no mean is refused", "[loss][errors]") {
   };
   CHECK_THROWS_WITH(s.model->loss(many_weights, s.x, s.y),
                     Contains("as weight a Float tensor of shape [3]"));
+}
+
+TEST_CASE("a weight below 0, or in some replicas only, is refused",
+          "[loss][errors]") {
+  Setup s(test::cpu(2));
+  const auto refused = [&](auto loss_fn, const char* message) {
+    CHECK_THROWS_WITH(s.model->loss(loss_fn, s.x, s.y), Contains(message));
+    CHECK_THROWS_WITH(s.model->forward_backward(loss_fn, s.x, s.y),
+                      Contains(message));
+    CHECK_FALSE(s.net->first->weight.grad().defined());
+  };
+  refused([](const torch::Tensor& y,
+             const torch::Tensor&) { return std::pair(y.mean(), -1.0); },
+          "returned the weight -1, expected a number of 0 or more");
+  refused(
+      [](const torch::Tensor& y, const torch::Tensor&) {
+        return std::pair(y.mean(), std::nan(""));
+      },
+      "returned the weight nan");
+  refused(
+      [](const torch::Tensor& y, const torch::Tensor&) {
+        return std::pair(y.mean(), dp::current_replica() == 0
+                                       ? torch::ones({})
+                                       : torch::Tensor());
+      },
+      "a weight in some replicas and None in others");
 }

@@ -97,6 +97,21 @@ struct ListedImpl : torch::nn::Cloneable<ListedImpl> {
 };
 TORCH_MODULE(Listed);
 
+/// While its first clone is made, somebody copies a handle of its weight.
+struct ObservedImpl : torch::nn::Cloneable<ObservedImpl> {
+  ObservedImpl() { reset(); }
+  void reset() override {
+    if (copied && !copied->defined()) {
+      *copied = layer->weight;  // the original's still
+    }
+    layer = register_module("layer", torch::nn::Linear(4, 4));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return layer(x); }
+  torch::nn::Linear layer{nullptr};
+  std::shared_ptr<torch::Tensor> copied;
+};
+TORCH_MODULE(Observed);
+
 struct WithBufferImpl : torch::nn::Cloneable<WithBufferImpl> {
   WithBufferImpl() { reset(); }
   void reset() override {
@@ -199,6 +214,14 @@ TEST_CASE("a clone that still holds the original's layers is refused",
                     Contains("still holds the original's layer layer0") &&
                         Contains("reset()") && Contains("factory"));
   CHECK_NOTHROW(wrap(Listed(/*empties=*/true)));
+}
+
+TEST_CASE("a handle that another thread copies meanwhile is no refusal",
+          "[replicate]") {
+  Observed net;
+  net->copied = std::make_shared<torch::Tensor>();
+  CHECK_NOTHROW(wrap(net));
+  CHECK(net->copied->is_same(net->layer->weight));
 }
 
 TEST_CASE("a buffer whose member was assigned is refused by name",

@@ -433,6 +433,25 @@ TEST_CASE("parts on the batch's own device are views of it", "[scatter]") {
   }
 }
 
+TEST_CASE("a tensor that comes twice is one part, copied once", "[scatter]") {
+  for (const Devices& devices : test::device_lists()) {
+    CAPTURE(test::name(devices));
+    const Tensor batch = counted({8, 3}).to(devices[0]).requires_grad_() * 1.0;
+    const auto parts =
+        scatter(std::tuple(batch, Tensors{batch}, batch.t()), devices,
+                ScatterOptions().inputs({{2, split(1)}}));
+    for (const auto& [one, list, other_rule] : parts) {
+      CHECK(one.is_same(list[0]));
+      CHECK_FALSE(one.is_same(other_rule));
+    }
+    const Tensor table = counted({8, 3}).to(devices[0]);
+    const auto both = scatter(std::pair(table, table), devices);
+    for (size_t i = 0; i < devices.size(); ++i) {
+      CHECK(both[i].first.is_alias_of(both[i].second));
+    }
+  }
+}
+
 TEST_CASE("200 random batches are split without losing anything", "[scatter]") {
   torch::manual_seed(1);
   std::mt19937 random(1);
