@@ -71,9 +71,12 @@ test: build wheel
 bench: build
 	cmake --build $(BUILD) --target bench
 
+# With the preset of $(BUILD) and in a folder as deep as build/$(PRESET), so
+# that ccache compiles the library once for both.
 wheel: setup
 	rm -rf $(WHEEL)/dist $(WHEEL)/site
-	DATAPARALLEL_BUILD_DIR=$(WHEEL)/cmake CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	DATAPARALLEL_BUILD_DIR=$(WHEEL) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	CMAKE_ARGS='--preset $(PRESET)' \
 	$(PYTHON) -m pip wheel -q . --no-build-isolation --no-deps -w $(WHEEL)/dist
 	$(PYTHON) -m pip install -q --no-deps --target $(WHEEL)/site $(WHEEL)/dist/*.whl
 

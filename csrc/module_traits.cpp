@@ -460,22 +460,22 @@ std::shared_ptr<torch::nn::Module> checked_clone(
 std::shared_ptr<torch::nn::Module> clone_module(const std::string& function,
                                                 const torch::nn::Module& module,
                                                 at::Device device) {
-  std::optional<std::string> held;
   // Another thread that copies a handle meanwhile is a holder too, for a while.
-  for (int attempt = 0; attempt < 3; ++attempt) {
+  for (int attempt = 1;; ++attempt) {
     const auto before = holders(module);
     auto clone = checked_clone(function, module, device);
-    held = held_by_clone(before, module);
+    const auto held = held_by_clone(before, module);
     if (!held.has_value()) {
       return clone;
     }
+    TORCH_CHECK_TYPE(
+        attempt < 3, function, ": the clone of ",
+        c10::demangle(typeid(module).name()), " still holds the original's ",
+        *held,
+        ": reset() must assign every member that leads to it anew (a list "
+        "that it fills must be emptied first), or pass a factory that makes a "
+        "replica for a device");
   }
-  TORCH_CHECK_TYPE(
-      false, function, ": the clone of ", c10::demangle(typeid(module).name()),
-      " still holds the original's ", *held,
-      ": reset() must assign every member that leads to it anew (a list that "
-      "it fills must be emptied first), or pass a factory that makes a replica "
-      "for a device");
 }
 
 torch::jit::Module clone_module(const std::string& function,
