@@ -7,7 +7,8 @@
 #include <cmath>
 #include <map>
 
-#include "detail/gradient_bridge.h"
+#include "detail/flat_bucket.h"
+#include "detail/reduce.h"
 
 namespace dataparallel {
 
@@ -114,13 +115,33 @@ void CollectTensors::packed(torch::nn::utils::rnn::PackedSequence& sequence,
   tensors.push_back(sequence.data());
 }
 
-void add_up(std::vector<ReplicaGradients>& gradients, size_t first,
-            size_t step) {
+void add_up(std::vector<ReplicaGradients>& gradients, size_t first, size_t step,
+            int64_t bucket_bytes) {
   at::NoGradGuard no_grad;
+  std::map<std::string, std::vector<size_t>> by_device;
   for (size_t i = first; i < gradients.size(); i += step) {
-    auto& [original, parts] = gradients[i];
-    at::Tensor sum = sum_gradients(std::move(parts), original.device());
-    parts = {std::move(sum)};
+    by_device[gradients[i].original.device().str()].push_back(i);
+  }
+  for (const auto& [device, indices] : by_device) {
+    std::vector<at::Tensor> originals;
+    for (const size_t i : indices) {
+      originals.push_back(gradients[i].original);
+    }
+    for (const auto& [begin, count] : split_by_bytes(originals, bucket_bytes)) {
+      std::vector<std::vector<at::Tensor>> by_replica;
+      for (int64_t k = begin; k < begin + count; ++k) {
+        auto& parts = gradients[indices[k]].parts;
+        by_replica.resize(std::max(by_replica.size(), parts.size()));
+        for (size_t replica = 0; replica < parts.size(); ++replica) {
+          by_replica[replica].resize(count);
+          by_replica[replica][k - begin] = std::move(parts[replica]);
+        }
+      }
+      auto sums = reduce_add(std::move(by_replica), originals.front().device());
+      for (int64_t k = begin; k < begin + count; ++k) {
+        gradients[indices[k]].parts = {std::move(sums[k - begin])};
+      }
+    }
   }
 }
 

@@ -388,7 +388,7 @@ void ReplicaSet::Impl::lay_out_values() {
          split_by_bytes(originals, bucket_bytes, /*keep_storages=*/true)) {
       const std::vector<at::Tensor> part(originals.begin() + first,
                                          originals.begin() + first + count);
-      FlatBucket bucket(part, targets);
+      FlatBucket bucket(part, targets, /*keep_storages=*/true);
       for (int64_t i = 0; i < count; ++i) {
         for (size_t t = 0; t < targets.size(); ++t) {
           entries[indices[first + i]].homes[remote[t]] = bucket.slice(t, i);

@@ -63,7 +63,8 @@ std::vector<std::pair<int64_t, int64_t>> split_by_bytes(
 }
 
 FlatBucket::FlatBucket(const std::vector<at::Tensor>& originals,
-                       const std::vector<at::Device>& targets) {
+                       const std::vector<at::Device>& targets,
+                       bool keep_storages) {
   std::unordered_map<const void*, Extent> extents;
   for (const at::Tensor& original : originals) {
     if (original.numel() == 0) {
@@ -72,7 +73,7 @@ FlatBucket::FlatBucket(const std::vector<at::Tensor>& originals,
     const Extent one = extent_of(original);
     const auto [found, fresh] =
         extents.emplace(original.storage().unsafeGetStorageImpl(), one);
-    if (!fresh) {
+    if (!fresh && keep_storages) {
       found->second = {std::min(found->second.begin, one.begin),
                        std::max(found->second.end, one.end),
                        found->second.tensors + 1};

@@ -18,15 +18,15 @@ std::vector<std::pair<int64_t, int64_t>> split_by_bytes(
 /// of some other devices.
 ///
 /// Slices have the strides of the originals where these are dense, else
-/// contiguous ones. Originals that lie in one storage (as the flattened weights
-/// of a recurrent layer do) lie in the same places relative to each other in
-/// the copies, with the bytes between them.
+/// contiguous ones. With `keep_storages`, originals that lie in one storage (as
+/// the flattened weights of a recurrent layer do) lie in the same places
+/// relative to each other in the copies, with the bytes between them.
 ///
 /// Not thread-safe. `copy` works on the current streams of the calling thread.
 class FlatBucket {
  public:
   FlatBucket(const std::vector<at::Tensor>& originals,
-             const std::vector<at::Device>& targets);
+             const std::vector<at::Device>& targets, bool keep_storages);
 
   /// The place of original `i` on target `t`.
   at::Tensor slice(size_t t, size_t i) const;

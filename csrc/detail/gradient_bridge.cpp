@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "detail/reduce.h"
 #include "detail/torch_compat.h"
 
 // Note [The gradient bridge]
@@ -51,23 +52,6 @@ using torch::autograd::Edge;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Whether nothing but `tensor` would notice if it were written to.
-bool is_ours_alone(const at::Tensor& tensor) {
-  return !at::GradMode::is_enabled() && tensor.use_count() == 1 &&
-         tensor.layout() == at::kStrided && tensor.storage().use_count() == 1 &&
-         tensor.is_non_overlapping_and_dense() && !tensor.is_inference();
-}
-
-/// `sum` + `gradient`; `sum` is given up.
-at::Tensor plus(at::Tensor sum, const at::Tensor& gradient) {
-  if (is_ours_alone(sum) && sum.dtype() == gradient.dtype()) {
-    return sum.add_(gradient);
-  }
-  // torch adds a sparse tensor to a dense one, in this order only.
-  return sum.is_sparse() && !gradient.is_sparse() ? gradient + sum
-                                                  : sum + gradient;
-}
-
 variable_list detached(const std::vector<at::Tensor>& tensors) {
   variable_list result;
   for (const at::Tensor& tensor : tensors) {
@@ -92,14 +76,15 @@ struct Bridge : Function<Bridge> {
     const auto count =
         static_cast<size_t>(context->saved_data["originals"].toInt());
     const at::Device device = context->saved_data["device"].toDevice();
-    variable_list sums(count + 1);  // one more for `placeholders`
-    for (size_t i = 0; i < count; ++i) {
-      std::vector<at::Tensor> parts;
-      for (size_t at = i; at < gradients.size(); at += count) {
-        parts.push_back(std::move(gradients[at]));
+    std::vector<std::vector<at::Tensor>> by_replica;
+    for (auto at = gradients.begin(); at != gradients.end();) {
+      auto& of_replica = by_replica.emplace_back();
+      for (size_t i = 0; i < count; ++i, ++at) {
+        of_replica.push_back(std::move(*at));
       }
-      sums[i] = sum_gradients(std::move(parts), device);
     }
+    variable_list sums = reduce_add(std::move(by_replica), device);
+    sums.emplace_back();  // for `placeholders`
     return sums;
   }
 };
@@ -130,40 +115,7 @@ std::vector<Edge> edges_of(const variable_list& outputs) {
   return edges;
 }
 
-// A gradient may have been allocated on another stream of its device than the
-// one that is current here, and is freed as soon as it has been added.
-void keep_for_current_stream(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) {
-    return;
-  }
-  const auto* guard = c10::impl::getDeviceGuardImpl(tensor.device().type());
-  const c10::Stream stream = guard->getStream(tensor.device());
-  if (tensor.is_sparse()) {
-    guard->recordDataPtrOnStream(tensor._indices().storage().data_ptr(),
-                                 stream);
-    guard->recordDataPtrOnStream(tensor._values().storage().data_ptr(), stream);
-  } else {
-    guard->recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
-  }
-}
-
 }  // namespace
-
-at::Tensor sum_gradients(std::vector<at::Tensor> gradients, at::Device device) {
-  at::Tensor sum;
-  for (at::Tensor& gradient : gradients) {
-    if (!gradient.defined()) {
-      continue;
-    }
-    keep_for_current_stream(gradient);
-    at::Tensor here = std::move(gradient);
-    if (here.device() != device) {
-      here = here.to(device, /*non_blocking=*/!device.is_cpu());
-    }
-    sum = sum.defined() ? plus(std::move(sum), here) : std::move(here);
-  }
-  return sum;
-}
 
 std::vector<std::vector<Edge>> make_bridge(
     const std::vector<at::Tensor>& originals,

@@ -11,12 +11,6 @@
 
 namespace dataparallel::detail {
 
-/// `gradients` of one parameter, by replica, added up on `device` in that
-/// order; undefined ones are left out, all undefined gives undefined. Dense,
-/// sparse and mixed. Differentiable when the grad mode is on; else the sum may
-/// be made in the memory of a gradient that nobody else holds.
-at::Tensor sum_gradients(std::vector<at::Tensor> gradients, at::Device device);
-
 /// One autograd node between the replicas' tensors and the originals: its input
 /// `replica * originals.size() + i` is the gradient of original i in that
 /// replica; it adds them up in replica order and passes the sum on to original

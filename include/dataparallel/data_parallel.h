@@ -163,9 +163,11 @@ class DATAPARALLEL_EXPORT CollectTensors : public LeafVisitor {
 };
 
 /// Adds up the parts of each step-th of `gradients`, from the first-th on, in
-/// replica order; one part is left, on the original's device.
+/// replica order; one part is left, on the original's device. `bucket_bytes` of
+/// them travel together.
 DATAPARALLEL_EXPORT void add_up(std::vector<ReplicaGradients>& gradients,
-                                size_t first, size_t step);
+                                size_t first, size_t step,
+                                int64_t bucket_bytes);
 
 /// Hands what `add_up` left to the autograd engine.
 DATAPARALLEL_EXPORT void backward_into(std::vector<ReplicaGradients> gradients);
@@ -577,11 +579,13 @@ class DataParallelImpl : public detail::WrapperBase {
   void add_up(detail::Call<Args...>& call,
               std::vector<detail::ReplicaGradients>& gradients) {
     if (!devices().front().is_cpu()) {
-      return detail::add_up(gradients, /*first=*/0, /*step=*/1);
+      return detail::add_up(gradients, /*first=*/0, /*step=*/1,
+                            options_.bucket_bytes());
     }
     const size_t step = call.chunks.size();
     run(call, [&](int64_t at, auto&&...) {
-      detail::add_up(gradients, static_cast<size_t>(at), step);
+      detail::add_up(gradients, static_cast<size_t>(at), step,
+                     options_.bucket_bytes());
     });
   }
 

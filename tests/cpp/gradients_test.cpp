@@ -119,6 +119,42 @@ TEST_CASE("gradients are reduced while backward still computes",
   CHECK(copies() >= kTensors * kLayers);
 }
 
+TEST_CASE("a bucket's gradients travel together, however many they are",
+          "[gradients]") {
+  const test::Devices devices = test::sim(3);
+  const auto copied = [&](int layers, auto&& backward) {
+    torch::nn::Sequential net;
+    for (int i = 0; i < layers; ++i) {
+      net->push_back(torch::nn::Linear(4, 4));
+    }
+    net->to(devices[0], torch::kDouble);
+    dp::DataParallel<torch::nn::Sequential> model(net, test::on(devices));
+    const auto x = batch_on(devices[0]);
+    model(x);
+    net->zero_grad();
+    dataparallel::simulated::reset_counters();
+    backward(model, x);
+    return std::pair(
+        dataparallel::simulated::copies(devices[1], devices[0]),
+        dataparallel::simulated::copies(devices[2], devices[0]));
+  };
+  const auto plain = [](auto& model, const torch::Tensor& x) {
+    const auto loss = model(x).pow(2).mean();
+    dataparallel::simulated::reset_counters();
+    loss.backward();
+  };
+  const auto together = [](auto& model, const torch::Tensor& x) {
+    model->forward_backward(
+        [](const torch::Tensor& y, const torch::Tensor& t) {
+          return (y - t).pow(2).mean();
+        },
+        x, x);
+  };
+  CHECK(copied(3, plain) == std::pair<int64_t, int64_t>(1, 1));
+  CHECK(copied(30, plain) == copied(3, plain));
+  CHECK(copied(30, together) == copied(3, together));
+}
+
 TEST_CASE("a gradient penalty gives the gradients of one device",
           "[gradients]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
