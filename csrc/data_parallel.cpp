@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <dataparallel/data_parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -127,7 +128,9 @@ void add_up(std::vector<ReplicaGradients>& gradients, size_t first, size_t step,
     for (const size_t i : indices) {
       originals.push_back(gradients[i].original);
     }
+    int64_t bucket = 0;
     for (const auto& [begin, count] : split_by_bytes(originals, bucket_bytes)) {
+      RECORD_USER_SCOPE(c10::str("dataparallel::reduce bucket ", bucket++));
       std::vector<std::vector<at::Tensor>> by_replica;
       for (int64_t k = begin; k < begin + count; ++k) {
         auto& parts = gradients[indices[k]].parts;

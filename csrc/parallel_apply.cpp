@@ -1,4 +1,5 @@
 #include <ATen/Parallel.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <dataparallel/parallel_apply.h>
 
@@ -135,6 +136,7 @@ struct WorkerTeam::Impl {
         set_intraop_threads(replica, current.intraop_threads);
         detail::CallerStateGuard state(*current.state, devices[replica]);
         const Inside inside(replica, this, current.caller);
+        RECORD_USER_SCOPE("dataparallel::replica " + std::to_string(replica));
         (*current.body)(replica);
       } catch (...) {
         error = std::current_exception();
@@ -225,9 +227,10 @@ void WorkerTeam::run(const std::vector<int64_t>& replicas,
     const at::Device device = team.devices[replica];
     std::exception_ptr error;
     try {
-      const c10::OptionalDeviceGuard guard(
+      const c10::OptionalDeviceGuard on_device(
           device.is_cpu() ? std::nullopt : std::make_optional(device));
       const Inside inside(replica, &team, here);
+      RECORD_USER_SCOPE("dataparallel::replica " + std::to_string(replica));
       body(replica);
     } catch (...) {
       error = std::current_exception();

@@ -476,7 +476,8 @@ void ReplicaSet::Impl::lay_out_edges() {
   for (const auto& [first, count] : split_by_bytes(originals, bucket_bytes)) {
     runs.emplace_back(plain.begin() + first, plain.begin() + first + count);
   }
-  for (const std::vector<size_t>& run : runs) {
+  for (size_t bucket = 0; bucket < runs.size(); ++bucket) {
+    const std::vector<size_t>& run = runs[bucket];
     std::vector<std::vector<at::Tensor>> placeholders(devices.size());
     std::vector<at::Tensor> of_bucket;
     for (const size_t i : run) {
@@ -485,7 +486,8 @@ void ReplicaSet::Impl::lay_out_edges() {
         placeholders[replica].push_back(placeholder(entries[i], replica));
       }
     }
-    const auto edges = make_bridge(of_bucket, placeholders);
+    const auto edges =
+        make_bridge(of_bucket, placeholders, static_cast<int64_t>(bucket));
     for (size_t k = 0; k < run.size(); ++k) {
       for (const auto& of_replica : edges) {
         entries[run[k]].to_original.push_back(of_replica[k]);

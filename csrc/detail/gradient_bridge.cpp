@@ -1,6 +1,7 @@
 #include "detail/gradient_bridge.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -64,8 +65,10 @@ struct Bridge : Function<Bridge> {
   // `placeholders` is no at::TensorList, so autograd does not track it.
   static variable_list forward(AutogradContext* context,
                                at::TensorList originals,
-                               const std::vector<at::Tensor>& placeholders) {
+                               const std::vector<at::Tensor>& placeholders,
+                               int64_t bucket) {
     context->set_materialize_grads(false);
+    context->saved_data["bucket"] = bucket;
     context->saved_data["originals"] = static_cast<int64_t>(originals.size());
     context->saved_data["device"] = originals.front().device();
     return detached(placeholders);
@@ -73,6 +76,8 @@ struct Bridge : Function<Bridge> {
 
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
+    RECORD_USER_SCOPE(c10::str("dataparallel::reduce bucket ",
+                               context->saved_data["bucket"].toInt()));
     const auto count =
         static_cast<size_t>(context->saved_data["originals"].toInt());
     const at::Device device = context->saved_data["device"].toDevice();
@@ -84,7 +89,7 @@ struct Bridge : Function<Bridge> {
       }
     }
     variable_list sums = reduce_add(std::move(by_replica), device);
-    sums.emplace_back();  // for `placeholders`
+    sums.resize(count + 2);  // none for `placeholders` and `bucket`
     return sums;
   }
 };
@@ -119,14 +124,14 @@ std::vector<Edge> edges_of(const variable_list& outputs) {
 
 std::vector<std::vector<Edge>> make_bridge(
     const std::vector<at::Tensor>& originals,
-    const std::vector<std::vector<at::Tensor>>& placeholders) {
+    const std::vector<std::vector<at::Tensor>>& placeholders, int64_t bucket) {
   std::vector<at::Tensor> flat;
   for (const auto& of_replica : placeholders) {
     flat.insert(flat.end(), of_replica.begin(), of_replica.end());
   }
   at::AutoGradMode grad_mode(true);
   const std::vector<Edge> edges =
-      edges_of(Bridge::apply(at::TensorList(originals), flat));
+      edges_of(Bridge::apply(at::TensorList(originals), flat, bucket));
   std::vector<std::vector<Edge>> result;
   for (size_t replica = 0; replica < placeholders.size(); ++replica) {
     const auto begin =

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 #include <dataparallel/devices.h>
 #include <dataparallel/export.h>
 #include <dataparallel/module_traits.h>
@@ -109,6 +110,7 @@ Call<Args...> scatter_call(const std::vector<at::Device>& devices,
                            const ScatterOptions& options,
                            const std::vector<std::string>& names,
                            Args&&... args) {
+  RECORD_USER_SCOPE("dataparallel::scatter");
   Call<Args...> call;
   BatchSize batch("DataParallel");
   const auto each = [&](auto&& act) {
@@ -382,6 +384,7 @@ class DataParallelImpl : public detail::WrapperBase {
       replicas_.set().check_devices();
       return;
     }
+    RECORD_USER_SCOPE("dataparallel::refresh");
     if (options_.refresh() == RefreshPolicy::kEveryForward) {
       replicas_.refresh();
     } else {
@@ -430,6 +433,7 @@ class DataParallelImpl : public detail::WrapperBase {
   template <class... Args, class Returned>
   Returned join(const detail::Call<Args...>& call,
                 std::vector<std::optional<Returned>> results) {
+    RECORD_USER_SCOPE("dataparallel::gather");
     if (call.empty_batch()) {
       detail::MoveTo move(output_device_);
       visit_leaves(*results.front(), "result", move);
@@ -493,6 +497,7 @@ class DataParallelImpl : public detail::WrapperBase {
   template <class... Args>
   at::Tensor weighted(const detail::Call<Args...>& call,
                       const std::vector<detail::WeightedLoss>& losses) {
+    RECORD_USER_SCOPE("dataparallel::gather");
     std::vector<at::Tensor> values;
     for (const detail::WeightedLoss& loss : losses) {
       values.push_back(loss.loss);
