@@ -9,6 +9,7 @@
 #include <map>
 
 #include "detail/flat_bucket.h"
+#include "detail/links.h"
 #include "detail/reduce.h"
 
 namespace dataparallel {
@@ -219,7 +220,7 @@ std::vector<at::Tensor> shares_of(const std::vector<at::Tensor>& weights,
   std::vector<at::Tensor> shares;
   at::Tensor total;
   for (const at::Tensor& weight : weights) {
-    shares.push_back(weight.to(target, at::kDouble));
+    shares.push_back(moved(weight, target).to(at::kDouble));
     total = total.defined() ? total + shares.back() : shares.back();
   }
   for (at::Tensor& share : shares) {
@@ -233,8 +234,9 @@ at::Tensor weighted_sum(const std::vector<at::Tensor>& losses,
                         at::Device target, bool shares_may_be_zero) {
   at::Tensor sum;
   for (size_t i = 0; i < losses.size(); ++i) {
-    const at::Tensor share = shares[i].to(target, losses[i].scalar_type());
-    at::Tensor term = losses[i].to(target) * share;
+    const at::Tensor share =
+        moved(shares[i].to(losses[i].scalar_type()), target);
+    at::Tensor term = moved(losses[i], target) * share;
     if (shares_may_be_zero) {
       term = at::where(share == 0, at::zeros_like(share), term);
     }

@@ -14,6 +14,7 @@
 
 #include "detail/flat_bucket.h"
 #include "detail/gradient_bridge.h"
+#include "detail/links.h"
 #include "detail/torch_compat.h"
 
 // Note [Where a replica's values live]
@@ -581,9 +582,10 @@ void ReplicaSet::Impl::copy_values() {
       c10::InferenceMode normal_mode(false);
       at::NoGradGuard still_no_grad;
       for (const at::Tensor& copy : entry.copies[replica]) {
-        copy.set_data(entry.original.detach().to(
-            devices[replica], /*non_blocking=*/!devices[replica].is_cpu(),
-            /*copy=*/true));
+        const at::Tensor original = entry.original.detach();
+        copy.set_data(devices[replica] == devices[0]
+                          ? original.clone()
+                          : moved(original, devices[replica]));
       }
     } else if (entry.original.is_cpu() &&
                entry.original.is_non_overlapping_and_dense() &&
@@ -604,6 +606,7 @@ ReplicaSet::ReplicaSet(std::string function, std::vector<at::Device> devices,
                        bool made_by_user)
     : impl_(std::make_unique<Impl>(std::move(function), std::move(devices),
                                    bucket_bytes, std::move(modules))) {
+  check_links(impl_->devices);
   impl_->collect(made_by_user);
   impl_->lay_out();
   refresh();

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <sstream>
 
+#include "detail/links.h"
+
 namespace dataparallel {
 
 namespace rnn = torch::nn::utils::rnn;
@@ -96,14 +98,6 @@ int64_t wrapped_dim(const at::Tensor& tensor, int64_t dim,
   return wrapped;
 }
 
-/// Copies to the CPU must have arrived when they are read; all others are
-/// ordered by the streams.
-at::Tensor moved(const at::Tensor& tensor, at::Device device) {
-  return tensor.device() == device
-             ? tensor
-             : tensor.to(device, /*non_blocking=*/!device.is_cpu());
-}
-
 at::Tensor cut(const at::Tensor& tensor, int64_t dim, int64_t start,
                int64_t size) {
   if (tensor.is_sparse()) {
@@ -122,6 +116,16 @@ at::Tensor cut(const at::Tensor& tensor, int64_t dim, int64_t start,
 at::Tensor apart(const at::Tensor& part) {
   return part.requires_grad() && part.layout() == at::kStrided ? part.clone()
                                                                : part;
+}
+
+rnn::PackedSequence moved_sequence(const rnn::PackedSequence& sequence,
+                                   at::Device device) {
+  const auto indices = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? moved(tensor, device) : tensor;
+  };
+  return rnn::PackedSequence(
+      moved(sequence.data(), device), sequence.batch_sizes(),
+      indices(sequence.sorted_indices()), indices(sequence.unsorted_indices()));
 }
 
 /// `sequence`'s samples in the caller's order, `[T, N, *]`, and their lengths.
@@ -243,7 +247,7 @@ void TakeChunk::packed(rnn::PackedSequence& sequence, const std::string&) {
         /*batch_first=*/false,
         /*enforce_sorted=*/!sequence.sorted_indices().defined());
   }
-  sequence = sequence.to(at::TensorOptions(chunk.device));
+  sequence = moved_sequence(sequence, chunk.device);
 }
 
 std::vector<Chunk> make_chunks(std::optional<int64_t> samples,
@@ -381,7 +385,7 @@ rnn::PackedSequence Join::packed(
     const std::string& path) {
   next_dim(path);
   if (sequences.size() == 1) {
-    return sequences.front().to(at::TensorOptions(target_));
+    return moved_sequence(sequences.front(), target_);
   }
   int64_t longest = 0;
   for (const rnn::PackedSequence& sequence : sequences) {
@@ -393,7 +397,7 @@ rnn::PackedSequence Join::packed(
   for (const rnn::PackedSequence& sequence : sequences) {
     sorted = sorted && !sequence.sorted_indices().defined();
     auto [part, part_lengths] =
-        padded(sequence.to(at::TensorOptions(target_)), longest);
+        padded(moved_sequence(sequence, target_), longest);
     steps.push_back(part);
     lengths.push_back(part_lengths);
   }
@@ -411,7 +415,7 @@ void MoveTo::tensor(at::Tensor& tensor, const std::string&) {
 }
 
 void MoveTo::packed(rnn::PackedSequence& sequence, const std::string&) {
-  sequence = sequence.to(at::TensorOptions(target_));
+  sequence = moved_sequence(sequence, target_);
 }
 
 }  // namespace detail

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "detail/links.h"
+
 namespace dataparallel::detail {
 namespace {
 
@@ -144,7 +146,7 @@ void FlatBucket::copy() {
   }
   at::_foreach_copy_(packed_, sources_);
   for (at::Tensor& flat : flat_) {
-    flat.copy_(pack_, /*non_blocking=*/!flat.is_cpu());
+    copy_into(flat, pack_);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "detail/flat_bucket.h"
+#include "detail/links.h"
 
 namespace dataparallel::detail {
 namespace {
@@ -126,8 +127,8 @@ std::vector<at::Tensor> reduce_add(
       bring(of_replica, device);
     }
     for (at::Tensor& gradient : of_replica) {
-      if (gradient.defined() && gradient.device() != device) {
-        gradient = gradient.to(device, /*non_blocking=*/!device.is_cpu());
+      if (gradient.defined()) {
+        gradient = moved(gradient, device);
       }
     }
     sums.add(std::move(of_replica), fresh);
