@@ -171,7 +171,8 @@ struct ReplicaSet::Impl {
   void place(Entry& entry, size_t replica, const at::Tensor& home);
   void place_all();
   bool follow_originals();
-  void copy_values();
+  bool parameters_changed() const;
+  void copy_values(bool parameters = true);
   void put_edges();
   std::vector<c10::Stream> current_streams() const;
   bool shares(const Entry& entry, size_t replica) const;
@@ -181,7 +182,8 @@ struct ReplicaSet::Impl {
   int64_t bucket_bytes;
   std::vector<std::unique_ptr<ModuleAccess>> modules;
   std::vector<Entry> entries;
-  std::vector<FlatBucket> buckets;
+  std::vector<FlatBucket> buckets;  // of parameters, then of buffers
+  size_t parameter_buckets = 0;
   /// Copied one by one: buffers on the original's own device, and what has no
   /// strides.
   std::vector<std::pair<size_t, size_t>> singly;  // entry, replica
@@ -349,6 +351,7 @@ void ReplicaSet::Impl::lay_out() {
 
 void ReplicaSet::Impl::lay_out_values() {
   buckets.clear();
+  parameter_buckets = 0;
   singly.clear();
   std::vector<size_t> remote;
   for (size_t replica = 1; replica < devices.size(); ++replica) {
@@ -396,6 +399,9 @@ void ReplicaSet::Impl::lay_out_values() {
         }
       }
       buckets.push_back(std::move(bucket));
+    }
+    if (parameters) {
+      parameter_buckets = buckets.size();
     }
   }
   // One for all: a second copy of the whole model on the first device would be
@@ -571,13 +577,22 @@ bool ReplicaSet::Impl::follow_originals() {
   return true;
 }
 
-void ReplicaSet::Impl::copy_values() {
+bool ReplicaSet::Impl::parameters_changed() const {
+  return std::any_of(entries.begin(), entries.end(), [](const Entry& entry) {
+    return entry.parameter && version_of(entry.original) != entry.version;
+  });
+}
+
+void ReplicaSet::Impl::copy_values(bool parameters) {
   at::NoGradGuard no_grad;
-  for (FlatBucket& bucket : buckets) {
-    bucket.copy();
+  for (size_t i = parameters ? 0 : parameter_buckets; i < buckets.size(); ++i) {
+    buckets[i].copy();
   }
   for (const auto& [i, replica] : singly) {
     Entry& entry = entries[i];
+    if (entry.parameter && !parameters) {
+      continue;
+    }
     if (!is_strided(entry.original)) {
       c10::InferenceMode normal_mode(false);
       at::NoGradGuard still_no_grad;
@@ -633,6 +648,12 @@ void ReplicaSet::refresh_edges() {
 void ReplicaSet::refresh() {
   refresh_edges();
   impl_->copy_values();
+}
+
+void ReplicaSet::refresh_buffers() {
+  const bool changed = impl_->parameters_changed();
+  refresh_edges();
+  impl_->copy_values(/*parameters=*/changed);
 }
 
 void ReplicaSet::set_gradients(Gradients where) {

@@ -24,8 +24,9 @@ namespace dataparallel {
 enum class RefreshPolicy {
   /// Before every forward; nothing is ever stale.
   kEveryForward,
-  /// Values only when `refresh()` is called: for evaluation, and for the passes
-  /// of a gradient accumulation. Modes and `requires_grad` are still followed.
+  /// Values only when `refresh()` is called: for evaluation. Modes and
+  /// `requires_grad` are still followed. For the passes of a gradient
+  /// accumulation see `accumulate()`.
   kWhenAsked,
 };
 
@@ -227,6 +228,27 @@ class DataParallelImpl : public detail::WrapperBase {
  public:
   using Factory = typename Replicas<M>::Factory;
 
+  /// See `accumulate`. Must not outlive the model.
+  class Accumulation {
+   public:
+    explicit Accumulation(DataParallelImpl& model) : model_(model) {
+      const auto lock = model_.one_call("accumulate");
+      TORCH_CHECK(!model_.accumulating_,
+                  "accumulate: the model accumulates already");
+      model_.accumulating_ = true;
+      model_.parameters_fresh_ = false;
+    }
+    ~Accumulation() {
+      std::lock_guard lock(model_.mutex_);
+      model_.accumulating_ = false;
+    }
+    Accumulation(const Accumulation&) = delete;
+    Accumulation& operator=(const Accumulation&) = delete;
+
+   private:
+    DataParallelImpl& model_;
+  };
+
   explicit DataParallelImpl(M module, DataParallelOptions options = {},
                             Factory factory = {})
       : WrapperBase("DataParallel"),
@@ -354,6 +376,23 @@ class DataParallelImpl : public detail::WrapperBase {
     const auto lock = one_call("refresh");
     replicas_.refresh();
   }
+
+  /// While the object that it returns lives, only the first forward copies the
+  /// parameters to the replicas; for the passes between two optimizer steps:
+  ///
+  ///     {
+  ///       const auto accumulation = model->accumulate();
+  ///       for (const auto& [images, labels] : batches) {
+  ///         model->loss(loss_fn, images, labels).backward();
+  ///       }
+  ///     }
+  ///     optimizer.step();
+  ///
+  /// Buffers and all else are followed as ever, and so is a parameter that
+  /// torch's version counters say has changed; they do not tell of writes
+  /// through `.data()`, which LibTorch's own `SGD::step` makes.
+  [[nodiscard]] Accumulation accumulate() { return Accumulation(*this); }
+
   /// Call it after changing what cannot be seen from outside: a plain member
   /// of the module, or one that was assigned without being registered.
   void refresh_structure() {
@@ -385,8 +424,11 @@ class DataParallelImpl : public detail::WrapperBase {
       return;
     }
     RECORD_USER_SCOPE("dataparallel::refresh");
-    if (options_.refresh() == RefreshPolicy::kEveryForward) {
+    if (accumulating_ && parameters_fresh_) {
+      replicas_.refresh_buffers();
+    } else if (options_.refresh() == RefreshPolicy::kEveryForward) {
       replicas_.refresh();
+      parameters_fresh_ = true;
     } else {
       replicas_.set().refresh_edges();
     }
@@ -616,6 +658,9 @@ class DataParallelImpl : public detail::WrapperBase {
   WorkerTeam team_;
   at::Device output_device_;
   std::mutex mutex_;
+  bool accumulating_ = false;
+  /// The parameters have been copied since the accumulation began.
+  bool parameters_fresh_ = false;
 };
 
 /// A module that runs another one on several devices at once, each on its part

@@ -46,6 +46,9 @@ class DATAPARALLEL_EXPORT ReplicaSet {
   bool same_structure() const;
   /// Brings values, modes and gradient edges of the replicas up to date.
   void refresh();
+  /// The same without the parameters' values, unless torch's version counters
+  /// say that one has changed.
+  void refresh_buffers();
   /// Everything but the values.
   void refresh_edges();
   void set_gradients(Gradients where);
@@ -147,6 +150,15 @@ class Replicas {
       refresh_structure();
     }
     set_->refresh();
+  }
+
+  /// `refresh`, but parameters whose version counters stand as they did are not
+  /// copied.
+  void refresh_buffers() {
+    if (set_ == nullptr || !set_->same_structure()) {
+      refresh_structure();
+    }
+    set_->refresh_buffers();
   }
 
   /// Makes the replicas anew, from the module as it is now. If it throws there

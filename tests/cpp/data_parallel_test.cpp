@@ -1,4 +1,5 @@
 #include <dataparallel/dataparallel.h>
+#include <dataparallel/simulated.h>
 #include <torch/torch.h>
 
 #include <atomic>
@@ -313,6 +314,49 @@ TEST_CASE("values are followed when asked for only, modes always",
   model(x).sum().backward();
   CHECK_FALSE(net->first->weight.grad().defined());
   CHECK(net->second->weight.grad().defined());
+}
+
+TEST_CASE("an accumulation copies the parameters once, buffers as ever",
+          "[data_parallel]") {
+  const test::Devices devices = test::sim(2);
+  const auto device = devices[0];
+  auto net = test::make<test::ConvNet>(device);
+  auto single = test::twin(net);
+  dp::DataParallel<test::ConvNet> model(net, test::on(devices));
+  const auto x = torch::randn({6, 2, 5, 5}, test::float64_on(device));
+  const auto copied = [&] {
+    dp::simulated::reset_counters();
+    model->eval();
+    model(x);
+    return dp::simulated::copies(devices[0], devices[1]);
+  };
+  const auto every_time = copied();
+  {
+    const auto accumulation = model->accumulate();
+    CHECK_THROWS_WITH(model->accumulate(), Contains("accumulates already"));
+    CHECK(copied() == every_time);
+    CHECK(copied() == every_time - 1);
+    {
+      const torch::NoGradGuard no_grad;
+      net->last->weight.mul_(2);
+      single->last->weight.mul_(2);
+      net->norm->running_mean.add_(1);
+      single->norm->running_mean.add_(1);
+    }
+    single->eval();
+    test::check_equal("a changed parameter", model(x), single->forward(x));
+    net->norm->running_mean.add_(1);
+    single->norm->running_mean.add_(1);
+    CHECK(copied() == every_time - 1);
+    test::check_equal("a changed buffer", model(x), single->forward(x));
+    model(x).pow(2).mean().backward();
+    model(x).pow(2).mean().backward();
+  }
+  for (int i = 0; i < 2; ++i) {
+    single->forward(x).pow(2).mean().backward();
+  }
+  test::check_same_gradients(*net, *single);
+  CHECK(copied() == every_time);
 }
 
 TEST_CASE("accumulation without refreshing gives whole gradients",
