@@ -39,6 +39,9 @@
 namespace dataparallel::detail {
 namespace {
 
+/// Of the gradients that are ready first: the sooner the links have work.
+constexpr int64_t kFirstBucketBytes = int64_t{1} << 20;
+
 using torch::autograd::Edge;
 using torch::autograd::impl::get_autograd_meta;
 using torch::autograd::impl::materialize_autograd_meta;
@@ -174,6 +177,7 @@ struct ReplicaSet::Impl {
   bool parameters_changed() const;
   void copy_values(bool parameters = true);
   void put_edges();
+  void learn_order(const std::vector<Redirected>& found);
   std::vector<c10::Stream> current_streams() const;
   bool shares(const Entry& entry, size_t replica) const;
 
@@ -195,6 +199,12 @@ struct ReplicaSet::Impl {
   /// By where gradients go: an original's own edge, and replica 0's instead.
   std::map<Gradients, Redirections> redirections;
   std::mutex redirecting;
+  /// All entries, in the order in which backward has their gradients ready.
+  /// Until the first forward has shown it: the last first.
+  std::vector<size_t> ready_order;
+  bool order_learned = false;
+  bool order_changed = false;  // the edges are still laid out in the old one
+  std::unordered_map<Edge, size_t> entry_of;  // by the originals' own edges
 };
 
 void ReplicaSet::Impl::collect(bool made_by_user) {
@@ -205,6 +215,9 @@ void ReplicaSet::Impl::collect(bool made_by_user) {
   std::unordered_set<const at::TensorImpl*> taken;
   collect_kind(/*parameters=*/true, made_by_user, taken);
   collect_kind(/*parameters=*/false, made_by_user, taken);
+  for (size_t i = entries.size(); i-- > 0;) {
+    ready_order.push_back(i);
+  }
 }
 
 // A member that was assigned after registration: forward uses a tensor that the
@@ -389,7 +402,7 @@ void ReplicaSet::Impl::lay_out_values() {
       }
     }
     for (auto& [first, count] :
-         split_by_bytes(originals, bucket_bytes, /*keep_storages=*/true)) {
+         split_keeping_storages(originals, bucket_bytes)) {
       const std::vector<at::Tensor> part(originals.begin() + first,
                                          originals.begin() + first + count);
       FlatBucket bucket(part, targets, /*keep_storages=*/true);
@@ -448,13 +461,15 @@ void ReplicaSet::Impl::place_all() {
 
 void ReplicaSet::Impl::lay_out_edges() {
   std::vector<size_t> wanting;
-  for (size_t i = entries.size(); i-- > 0;) {
+  for (const size_t i : ready_order) {
     entries[i].to_original.clear();
     entries[i].to_stash.clear();
     if (entries[i].seen.requires_grad) {
       wanting.push_back(i);
     }
   }
+  order_changed = false;
+  entry_of.clear();
   redirections.clear();
   stashes.clear();
   trained.clear();
@@ -480,7 +495,8 @@ void ReplicaSet::Impl::lay_out_edges() {
       originals.push_back(entries[i].original);
     }
   }
-  for (const auto& [first, count] : split_by_bytes(originals, bucket_bytes)) {
+  for (const auto& [first, count] :
+       split_by_bytes(originals, bucket_bytes, kFirstBucketBytes)) {
     runs.emplace_back(plain.begin() + first, plain.begin() + first + count);
   }
   for (size_t bucket = 0; bucket < runs.size(); ++bucket) {
@@ -514,9 +530,33 @@ void ReplicaSet::Impl::lay_out_edges() {
   }
   for (const size_t i : wanting) {
     const Edge own = torch::autograd::impl::gradient_edge(entries[i].original);
+    entry_of[own] = i;
     redirections[Gradients::kToOriginals][own] = entries[i].to_original[0];
     redirections[Gradients::kToStashes][own] = entries[i].to_stash[0];
   }
+}
+
+// A parameter's gradient is whole when backward has done the first of the nodes
+// that use it, the one with the lowest number.
+void ReplicaSet::Impl::learn_order(const std::vector<Redirected>& found) {
+  if (order_learned || found.empty()) {
+    return;
+  }
+  std::unordered_map<size_t, uint64_t> last_use;
+  for (const auto& [edge, sequence_nr] : found) {
+    const auto [use, fresh] = last_use.emplace(entry_of.at(edge), sequence_nr);
+    use->second = std::min(use->second, sequence_nr);
+  }
+  const auto number = [&](size_t i) {
+    const auto use = last_use.find(i);
+    return use == last_use.end() ? 0 : use->second + 1;
+  };
+  std::vector<size_t> order = ready_order;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return number(a) > number(b); });
+  order_learned = true;
+  order_changed = order != ready_order;
+  ready_order = std::move(order);
 }
 
 void ReplicaSet::Impl::put_edges() {
@@ -642,6 +682,11 @@ void ReplicaSet::refresh_edges() {
     impl_->lay_out();
     impl_->copy_values();
     impl_->follow_originals();  // the versions
+  } else if (impl_->order_changed) {
+    c10::InferenceMode normal_mode(false);
+    at::NoGradGuard no_grad;
+    impl_->lay_out_edges();
+    impl_->put_edges();
   }
 }
 
@@ -666,7 +711,8 @@ void ReplicaSet::set_gradients(Gradients where) {
 void ReplicaSet::redirect(const std::vector<at::Tensor>& outputs,
                           const std::vector<at::Tensor>& inputs) {
   std::lock_guard lock(impl_->redirecting);
-  redirect_edges(outputs, inputs, impl_->redirections[impl_->gradients]);
+  impl_->learn_order(
+      redirect_edges(outputs, inputs, impl_->redirections[impl_->gradients]));
 }
 
 void ReplicaSet::check_devices() const {

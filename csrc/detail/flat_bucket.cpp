@@ -42,19 +42,19 @@ Extent extent_of(const at::Tensor& tensor) {
   return {begin, begin + (last + 1) * size, 1};
 }
 
-}  // namespace
+using Runs = std::vector<std::pair<int64_t, int64_t>>;
 
-std::vector<std::pair<int64_t, int64_t>> split_by_bytes(
-    const std::vector<at::Tensor>& tensors, int64_t bucket_bytes,
-    bool keep_storages) {
-  std::vector<std::pair<int64_t, int64_t>> runs;
+/// `stays(i)`: tensor i must be where the one before it is.
+template <class Stays>
+Runs split(const std::vector<at::Tensor>& tensors, int64_t bucket_bytes,
+           int64_t first_bytes, Stays&& stays) {
+  Runs runs;
   int64_t bytes = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto size = static_cast<int64_t>(tensors[i].nbytes());
-    const bool stays =
-        keep_storages && i > 0 &&
-        tensors[i].storage().is_alias_of(tensors[i - 1].storage());
-    if (runs.empty() || (bytes + size > bucket_bytes && !stays)) {
+    const int64_t limit =
+        runs.size() == 1 ? std::min(first_bytes, bucket_bytes) : bucket_bytes;
+    if (runs.empty() || (bytes + size > limit && !stays(i))) {
       runs.emplace_back(static_cast<int64_t>(i), 0);
       bytes = 0;
     }
@@ -62,6 +62,21 @@ std::vector<std::pair<int64_t, int64_t>> split_by_bytes(
     bytes += size;
   }
   return runs;
+}
+
+}  // namespace
+
+Runs split_by_bytes(const std::vector<at::Tensor>& tensors,
+                    int64_t bucket_bytes, int64_t first_bytes) {
+  return split(tensors, bucket_bytes, first_bytes,
+               [](size_t) { return false; });
+}
+
+Runs split_keeping_storages(const std::vector<at::Tensor>& tensors,
+                            int64_t bucket_bytes) {
+  return split(tensors, bucket_bytes, bucket_bytes, [&](size_t i) {
+    return tensors[i].storage().is_alias_of(tensors[i - 1].storage());
+  });
 }
 
 FlatBucket::FlatBucket(const std::vector<at::Tensor>& originals,

@@ -2,17 +2,22 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <limits>
 #include <utility>
 #include <vector>
 
 namespace dataparallel::detail {
 
 /// Consecutive runs `{first, count}` of `tensors`, each of at most
-/// `bucket_bytes` (or of one tensor that is larger). With `keep_storages`
-/// neighbours in one storage stay together whatever their size.
+/// `bucket_bytes` (or of one tensor that is larger), the first of at most
+/// `first_bytes`, where that is less.
 std::vector<std::pair<int64_t, int64_t>> split_by_bytes(
     const std::vector<at::Tensor>& tensors, int64_t bucket_bytes,
-    bool keep_storages = false);
+    int64_t first_bytes = std::numeric_limits<int64_t>::max());
+
+/// The same; neighbours in one storage stay together whatever their size.
+std::vector<std::pair<int64_t, int64_t>> split_keeping_storages(
+    const std::vector<at::Tensor>& tensors, int64_t bucket_bytes);
 
 /// A run of tensors on one device, and their copies in one flat buffer on each
 /// of some other devices.

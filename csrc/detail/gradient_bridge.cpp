@@ -141,12 +141,13 @@ std::vector<std::vector<Edge>> make_bridge(
   return result;
 }
 
-void redirect_edges(const std::vector<at::Tensor>& outputs,
-                    const std::vector<at::Tensor>& inputs,
-                    const Redirections& redirections) {
+std::vector<Redirected> redirect_edges(const std::vector<at::Tensor>& outputs,
+                                       const std::vector<at::Tensor>& inputs,
+                                       const Redirections& redirections) {
   using torch::autograd::Node;
   std::unordered_set<Node*> seen;
   std::vector<Node*> ahead;
+  std::vector<Redirected> replaced;
   const auto visit = [&](Node* node) {
     if (node != nullptr && seen.insert(node).second) {
       ahead.push_back(node);
@@ -173,12 +174,14 @@ void redirect_edges(const std::vector<at::Tensor>& outputs,
       }
       const auto found = redirections.find(edge);
       if (found != redirections.end()) {
+        replaced.push_back({edge, node->sequence_nr()});
         edge = found->second;
       } else {
         visit(edge.function.get());
       }
     }
   }
+  return replaced;
 }
 
 void GradientStash::clear() {

@@ -53,10 +53,17 @@ std::vector<torch::autograd::Edge> make_stash_edges(
 using Redirections =
     std::unordered_map<torch::autograd::Edge, torch::autograd::Edge>;
 
+/// An edge that was replaced, and when backward comes to the node that it left:
+/// the engine takes nodes with high numbers first.
+struct Redirected {
+  torch::autograd::Edge from;
+  uint64_t sequence_nr;
+};
+
 /// In the graph between `inputs` and `outputs`, replaces edges by their
-/// redirections.
-void redirect_edges(const std::vector<at::Tensor>& outputs,
-                    const std::vector<at::Tensor>& inputs,
-                    const Redirections& redirections);
+/// redirections; returns those it found.
+std::vector<Redirected> redirect_edges(const std::vector<at::Tensor>& outputs,
+                                       const std::vector<at::Tensor>& inputs,
+                                       const Redirections& redirections);
 
 }  // namespace dataparallel::detail

@@ -68,55 +68,97 @@ struct WatchedImpl : torch::nn::Cloneable<WatchedImpl> {
     }
   };
 
-  WatchedImpl() { reset(); }
+  /// Layers are used in their order, and registered in `order`.
+  explicit WatchedImpl(std::array<int, kLayers> order = {0, 1, 2, 3, 4, 5})
+      : order(order) {
+    reset();
+  }
   void reset() override {
     layers = register_module("layers", torch::nn::ModuleList());
-    for (int layer = 0; layer < kLayers; ++layer) {
+    for (int i = 0; i < kLayers; ++i) {
       layers->push_back(torch::nn::Linear(4, 4));
     }
   }
   torch::Tensor forward(torch::Tensor x) {
     for (int layer = 0; layer < kLayers; ++layer) {
+      const auto at = std::find(order.begin(), order.end(), layer);
       x = Watch::apply(
-          torch::tanh(layers[layer]->as<torch::nn::Linear>()->forward(x)),
+          torch::tanh(
+              layers[at - order.begin()]->as<torch::nn::Linear>()->forward(x)),
           static_cast<int64_t>(layer));
     }
     return x;
   }
+  std::array<int, kLayers> order;
   torch::nn::ModuleList layers{nullptr};
 };
 TORCH_MODULE(Watched);
 
 }  // namespace
 
-TEST_CASE("gradients are reduced while backward still computes",
-          "[gradients][overlap]") {
-  // The replicas go layer by layer together; so when replica 0 has come to a
-  // layer, the gradients of the layers two behind it have been reduced.
-  constexpr int kLayers = WatchedImpl::kLayers;
-  const test::Devices devices = test::sim(2);
+/// How many copies from the second replica have been made when replica 0's
+/// backward has come to each layer, and in all.
+struct Reduced {
+  std::array<int64_t, WatchedImpl::kLayers> at_layer{};
+  int64_t in_all = 0;
+};
+
+// The replicas go layer by layer together; so when replica 0 has come to a
+// layer, what is ready two layers behind it has been reduced.
+Reduced watch_backward(dp::DataParallel<Watched>& model,
+                       const test::Devices& devices) {
   const auto copies = [&] {
     return dataparallel::simulated::copies(devices[1], devices[0]);
   };
-  auto net = test::make<Watched>(devices[0]);
-  dp::DataParallel<Watched> model(net, test::on(devices).bucket_bytes(1));
+  Reduced reduced;
+  std::vector<test::Meeting> meetings(WatchedImpl::kLayers);
   const auto loss = model(batch_on(devices[0])).pow(2).mean();
   dataparallel::simulated::reset_counters();
-  std::vector<test::Meeting> meetings(kLayers);
-  std::array<int64_t, kLayers> reduced{};
   WatchedImpl::in_backward = [&](int layer, torch::Device device) {
     meetings[layer].arrive();
     if (device == devices[0]) {
-      reduced[layer] = copies();
+      reduced.at_layer[layer] = copies();
     }
   };
   loss.backward();
+  reduced.in_all = copies();
+  return reduced;
+}
+
+TEST_CASE("gradients are reduced while backward still computes",
+          "[gradients][overlap]") {
+  constexpr int kLayers = WatchedImpl::kLayers;
+  const test::Devices devices = test::sim(2);
+  auto net = test::make<Watched>(devices[0]);
+  dp::DataParallel<Watched> model(net, test::on(devices).bucket_bytes(1));
+  const Reduced reduced = watch_backward(model, devices);
   constexpr int kTensors = 2;  // of a layer, each in a bucket of its own
   for (int layer = 0; layer < kLayers - 2; ++layer) {
     INFO("layer " << layer);
-    CHECK(reduced[layer] >= kTensors * (kLayers - 2 - layer));
+    CHECK(reduced.at_layer[layer] >= kTensors * (kLayers - 2 - layer));
   }
-  CHECK(copies() >= kTensors * kLayers);
+  CHECK(reduced.in_all >= kTensors * kLayers);
+}
+
+TEST_CASE("buckets follow the order in which backward has gradients ready",
+          "[gradients][overlap]") {
+  const test::Devices devices = test::sim(2);
+  // Registered so, neighbours are used far from each other.
+  auto net =
+      test::make<Watched>(devices[0], std::array<int, 6>{0, 3, 1, 4, 2, 5});
+  auto single = test::twin(net);
+  // Two layers of 20 numbers a bucket.
+  dp::DataParallel<Watched> model(net, test::on(devices).bucket_bytes(2 * 160));
+  watch_backward(model, devices);
+  const Reduced reduced = watch_backward(model, devices);
+  CHECK(reduced.in_all == 3);
+  CHECK(reduced.at_layer[2] >= 1);  // layers 5 and 4
+  CHECK(reduced.at_layer[0] >= 2);  // and 3 and 2
+  WatchedImpl::in_backward = [](int, torch::Device) {};
+  for (int i = 0; i < 2; ++i) {
+    single->forward(batch_on(devices[0])).pow(2).mean().backward();
+  }
+  test::check_same_gradients(*net, *single);
 }
 
 TEST_CASE("a bucket's gradients travel together, however many they are",
@@ -134,9 +176,8 @@ TEST_CASE("a bucket's gradients travel together, however many they are",
     net->zero_grad();
     dataparallel::simulated::reset_counters();
     backward(model, x);
-    return std::pair(
-        dataparallel::simulated::copies(devices[1], devices[0]),
-        dataparallel::simulated::copies(devices[2], devices[0]));
+    return std::pair(dataparallel::simulated::copies(devices[1], devices[0]),
+                     dataparallel::simulated::copies(devices[2], devices[0]));
   };
   const auto plain = [](auto& model, const torch::Tensor& x) {
     const auto loss = model(x).pow(2).mean();
