@@ -36,7 +36,7 @@ class DATAPARALLEL_EXPORT ReplicaSet {
   };
 
   /// `modules[0]` is the original. `made_by_user`: by a factory.
-  ReplicaSet(std::string function, std::vector<at::Device> devices,
+  ReplicaSet(const std::string& function, std::vector<at::Device> devices,
              int64_t bucket_bytes,
              std::vector<std::unique_ptr<ModuleAccess>> modules,
              bool made_by_user);
