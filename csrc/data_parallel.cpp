@@ -8,7 +8,6 @@
 #include <cmath>
 #include <map>
 
-#include "detail/flat_bucket.h"
 #include "detail/links.h"
 #include "detail/reduce.h"
 
@@ -118,33 +117,28 @@ void CollectTensors::packed(torch::nn::utils::rnn::PackedSequence& sequence,
 }
 
 void add_up(std::vector<ReplicaGradients>& gradients, size_t first, size_t step,
-            int64_t bucket_bytes) {
+            const std::vector<at::Device>& devices, int64_t bucket_bytes) {
   at::NoGradGuard no_grad;
-  std::map<std::string, std::vector<size_t>> by_device;
+  std::vector<ReplicaGradients*> mine;
+  std::vector<at::Tensor> originals;
   for (size_t i = first; i < gradients.size(); i += step) {
-    by_device[gradients[i].original.device().str()].push_back(i);
+    mine.push_back(&gradients[i]);
+    originals.push_back(gradients[i].original);
   }
-  for (const auto& [device, indices] : by_device) {
-    std::vector<at::Tensor> originals;
-    for (const size_t i : indices) {
-      originals.push_back(gradients[i].original);
+  int64_t number = 0;
+  for (const auto& [begin, count] : split_by_bytes(originals, bucket_bytes)) {
+    RECORD_USER_SCOPE(c10::str("dataparallel::reduce bucket ", number++));
+    std::vector<std::vector<at::Tensor>> by_replica(devices.size());
+    for (int64_t k = begin; k < begin + count; ++k) {
+      for (size_t replica = 0; replica < devices.size(); ++replica) {
+        by_replica[replica].push_back(std::move(mine[k]->parts[replica]));
+      }
     }
-    int64_t bucket = 0;
-    for (const auto& [begin, count] : split_by_bytes(originals, bucket_bytes)) {
-      RECORD_USER_SCOPE(c10::str("dataparallel::reduce bucket ", bucket++));
-      std::vector<std::vector<at::Tensor>> by_replica;
-      for (int64_t k = begin; k < begin + count; ++k) {
-        auto& parts = gradients[indices[k]].parts;
-        by_replica.resize(std::max(by_replica.size(), parts.size()));
-        for (size_t replica = 0; replica < parts.size(); ++replica) {
-          by_replica[replica].resize(count);
-          by_replica[replica][k - begin] = std::move(parts[replica]);
-        }
-      }
-      auto sums = reduce_add(std::move(by_replica), originals.front().device());
-      for (int64_t k = begin; k < begin + count; ++k) {
-        gradients[indices[k]].parts = {std::move(sums[k - begin])};
-      }
+    auto sums = reduce_add(std::move(by_replica), devices,
+                           FlatLayout({originals.begin() + begin,
+                                       originals.begin() + begin + count}));
+    for (int64_t k = 0; k < count; ++k) {
+      mine[begin + k]->parts = {std::move(sums[k])};
     }
   }
 }

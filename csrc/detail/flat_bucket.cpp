@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "detail/links.h"
+#include "detail/peer_copies.h"
 
 namespace dataparallel::detail {
 namespace {
@@ -42,19 +42,17 @@ Extent extent_of(const at::Tensor& tensor) {
   return {begin, begin + (last + 1) * size, 1};
 }
 
-using Runs = std::vector<std::pair<int64_t, int64_t>>;
+}  // namespace
 
-/// `stays(i)`: tensor i must be where the one before it is.
-template <class Stays>
-Runs split(const std::vector<at::Tensor>& tensors, int64_t bucket_bytes,
-           int64_t first_bytes, Stays&& stays) {
-  Runs runs;
+std::vector<std::pair<int64_t, int64_t>> split_keeping_storages(
+    const std::vector<at::Tensor>& tensors, int64_t bucket_bytes) {
+  std::vector<std::pair<int64_t, int64_t>> runs;
   int64_t bytes = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto size = static_cast<int64_t>(tensors[i].nbytes());
-    const int64_t limit =
-        runs.size() == 1 ? std::min(first_bytes, bucket_bytes) : bucket_bytes;
-    if (runs.empty() || (bytes + size > limit && !stays(i))) {
+    const bool stays =
+        i > 0 && tensors[i].storage().is_alias_of(tensors[i - 1].storage());
+    if (runs.empty() || (bytes + size > bucket_bytes && !stays)) {
       runs.emplace_back(static_cast<int64_t>(i), 0);
       bytes = 0;
     }
@@ -64,24 +62,8 @@ Runs split(const std::vector<at::Tensor>& tensors, int64_t bucket_bytes,
   return runs;
 }
 
-}  // namespace
-
-Runs split_by_bytes(const std::vector<at::Tensor>& tensors,
-                    int64_t bucket_bytes, int64_t first_bytes) {
-  return split(tensors, bucket_bytes, first_bytes,
-               [](size_t) { return false; });
-}
-
-Runs split_keeping_storages(const std::vector<at::Tensor>& tensors,
-                            int64_t bucket_bytes) {
-  return split(tensors, bucket_bytes, bucket_bytes, [&](size_t i) {
-    return tensors[i].storage().is_alias_of(tensors[i - 1].storage());
-  });
-}
-
 FlatBucket::FlatBucket(const std::vector<at::Tensor>& originals,
-                       const std::vector<at::Device>& targets,
-                       bool keep_storages) {
+                       const std::vector<at::Device>& targets) {
   std::unordered_map<const void*, Extent> extents;
   for (const at::Tensor& original : originals) {
     if (original.numel() == 0) {
@@ -90,7 +72,7 @@ FlatBucket::FlatBucket(const std::vector<at::Tensor>& originals,
     const Extent one = extent_of(original);
     const auto [found, fresh] =
         extents.emplace(original.storage().unsafeGetStorageImpl(), one);
-    if (!fresh && keep_storages) {
+    if (!fresh) {
       found->second = {std::min(found->second.begin, one.begin),
                        std::max(found->second.end, one.end),
                        found->second.tensors + 1};
@@ -160,9 +142,9 @@ void FlatBucket::copy() {
     return;
   }
   at::_foreach_copy_(packed_, sources_);
-  for (at::Tensor& flat : flat_) {
-    copy_into(flat, pack_);
-  }
+  std::vector<at::Tensor> flat{pack_};
+  flat.insert(flat.end(), flat_.begin(), flat_.end());
+  broadcast(flat);
 }
 
 }  // namespace dataparallel::detail

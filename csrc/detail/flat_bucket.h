@@ -2,20 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <limits>
 #include <utility>
 #include <vector>
 
 namespace dataparallel::detail {
 
 /// Consecutive runs `{first, count}` of `tensors`, each of at most
-/// `bucket_bytes` (or of one tensor that is larger), the first of at most
-/// `first_bytes`, where that is less.
-std::vector<std::pair<int64_t, int64_t>> split_by_bytes(
-    const std::vector<at::Tensor>& tensors, int64_t bucket_bytes,
-    int64_t first_bytes = std::numeric_limits<int64_t>::max());
-
-/// The same; neighbours in one storage stay together whatever their size.
+/// `bucket_bytes` (or of one tensor that is larger); neighbours in one storage
+/// stay together whatever their size.
 std::vector<std::pair<int64_t, int64_t>> split_keeping_storages(
     const std::vector<at::Tensor>& tensors, int64_t bucket_bytes);
 
@@ -23,7 +17,7 @@ std::vector<std::pair<int64_t, int64_t>> split_keeping_storages(
 /// of some other devices.
 ///
 /// Slices have the strides of the originals where these are dense, else
-/// contiguous ones. With `keep_storages`, originals that lie in one storage (as
+/// contiguous ones. Originals that lie in one storage (as
 /// the flattened weights of a recurrent layer do) lie in the same places
 /// relative to each other in the copies, with the bytes between them.
 ///
@@ -31,7 +25,7 @@ std::vector<std::pair<int64_t, int64_t>> split_keeping_storages(
 class FlatBucket {
  public:
   FlatBucket(const std::vector<at::Tensor>& originals,
-             const std::vector<at::Device>& targets, bool keep_storages);
+             const std::vector<at::Device>& targets);
 
   /// The place of original `i` on target `t`.
   at::Tensor slice(size_t t, size_t i) const;

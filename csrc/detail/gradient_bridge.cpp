@@ -61,35 +61,43 @@ variable_list detached(const std::vector<at::Tensor>& tensors) {
   return result;
 }
 
+/// What the node of a bucket needs to add up its gradients.
+struct Bucket : torch::CustomClassHolder {
+  Bucket(int64_t number, std::vector<at::Device> devices, FlatLayout layout)
+      : number(number),
+        devices(std::move(devices)),
+        layout(std::move(layout)) {}
+  int64_t number;
+  std::vector<at::Device> devices;
+  FlatLayout layout;
+};
+
 struct Bridge : Function<Bridge> {
   // `placeholders` is no at::TensorList, so autograd does not track it.
   static variable_list forward(AutogradContext* context,
-                               at::TensorList originals,
+                               at::TensorList /*originals*/,
                                const std::vector<at::Tensor>& placeholders,
-                               int64_t bucket) {
+                               const c10::intrusive_ptr<Bucket>& bucket) {
     context->set_materialize_grads(false);
-    context->saved_data["bucket"] = bucket;
-    context->saved_data["originals"] = static_cast<int64_t>(originals.size());
-    context->saved_data["device"] = originals.front().device();
+    context->saved_data["bucket"] = c10::IValue::make_capsule(bucket);
     return detached(placeholders);
   }
 
   static variable_list backward(AutogradContext* context,
                                 variable_list gradients) {
-    RECORD_USER_SCOPE(c10::str("dataparallel::reduce bucket ",
-                               context->saved_data["bucket"].toInt()));
-    const auto count =
-        static_cast<size_t>(context->saved_data["originals"].toInt());
-    const at::Device device = context->saved_data["device"].toDevice();
+    const auto capsule = context->saved_data["bucket"].toCapsule();
+    const auto& bucket = *static_cast<const Bucket*>(capsule.get());
+    RECORD_USER_SCOPE(c10::str("dataparallel::reduce bucket ", bucket.number));
     std::vector<std::vector<at::Tensor>> by_replica;
     for (auto at = gradients.begin(); at != gradients.end();) {
       auto& of_replica = by_replica.emplace_back();
-      for (size_t i = 0; i < count; ++i, ++at) {
+      for (size_t i = 0; i < bucket.layout.size(); ++i, ++at) {
         of_replica.push_back(std::move(*at));
       }
     }
-    variable_list sums = reduce_add(std::move(by_replica), device);
-    sums.resize(count + 2);  // none for `placeholders` and `bucket`
+    variable_list sums =
+        reduce_add(std::move(by_replica), bucket.devices, bucket.layout);
+    sums.resize(sums.size() + 2);  // none for `placeholders` and `bucket`
     return sums;
   }
 };
@@ -124,11 +132,15 @@ std::vector<Edge> edges_of(const variable_list& outputs) {
 
 std::vector<std::vector<Edge>> make_bridge(
     const std::vector<at::Tensor>& originals,
-    const std::vector<std::vector<at::Tensor>>& placeholders, int64_t bucket) {
+    const std::vector<std::vector<at::Tensor>>& placeholders, int64_t number) {
   std::vector<at::Tensor> flat;
+  std::vector<at::Device> devices;
   for (const auto& of_replica : placeholders) {
     flat.insert(flat.end(), of_replica.begin(), of_replica.end());
+    devices.push_back(of_replica.front().device());
   }
+  const auto bucket = c10::make_intrusive<Bucket>(number, std::move(devices),
+                                                  FlatLayout(originals));
   at::AutoGradMode grad_mode(true);
   const std::vector<Edge> edges =
       edges_of(Bridge::apply(at::TensorList(originals), flat, bucket));

@@ -17,12 +17,12 @@ namespace dataparallel::detail {
 /// i's own gradient edge.
 ///
 /// `placeholders[replica][i]` has the shape, dtype and device of original i in
-/// that replica. `bucket` is the number that profilers show. Returns the edges,
+/// that replica. `number` is what profilers show. Returns the edges,
 /// `[replica][i]`. See Note [The gradient
 /// bridge] in gradient_bridge.cpp.
 std::vector<std::vector<torch::autograd::Edge>> make_bridge(
     const std::vector<at::Tensor>& originals,
-    const std::vector<std::vector<at::Tensor>>& placeholders, int64_t bucket);
+    const std::vector<std::vector<at::Tensor>>& placeholders, int64_t number);
 
 /// The gradients that one replica's own backward leaves, instead of passing
 /// them on.

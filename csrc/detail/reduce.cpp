@@ -3,11 +3,15 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include "detail/flat_bucket.h"
+#include <algorithm>
+
 #include "detail/links.h"
+#include "detail/peer_copies.h"
 
 namespace dataparallel::detail {
 namespace {
+
+using Gradients = std::vector<std::vector<at::Tensor>>;
 
 /// Whether nothing but `tensor` would notice if it were written to.
 bool is_ours_alone(const at::Tensor& tensor) {
@@ -19,7 +23,7 @@ bool is_ours_alone(const at::Tensor& tensor) {
 // A gradient may have been allocated on another stream of its device than the
 // one that is current here, and is freed as soon as it has been added.
 void keep_for_current_stream(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) {
+  if (!tensor.defined() || tensor.is_cpu()) {
     return;
   }
   const auto* guard = c10::impl::getDeviceGuardImpl(tensor.device().type());
@@ -33,70 +37,59 @@ void keep_for_current_stream(const at::Tensor& tensor) {
   }
 }
 
-/// Brings the dense gradients among `gradients` from another device to
-/// `device`, in one flat buffer.
-void bring(std::vector<at::Tensor>& gradients, at::Device device) {
-  std::vector<at::Tensor> there;
-  std::vector<size_t> indices;
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    const at::Tensor& gradient = gradients[i];
-    if (gradient.defined() && gradient.device() != device &&
-        gradient.layout() == at::kStrided &&
-        (there.empty() || gradient.device() == there.front().device())) {
-      there.push_back(gradient);
-      indices.push_back(i);
+/// The gradients of parameter `i` one by one.
+at::Tensor add_singly(Gradients& gradients, size_t i, at::Device device) {
+  at::Tensor sum;
+  for (std::vector<at::Tensor>& of_replica : gradients) {
+    at::Tensor gradient = std::move(of_replica[i]);
+    if (gradient.defined()) {
+      at::Tensor here = moved(gradient, device);
+      gradient = at::Tensor();
+      sum = sum.defined() ? plus(std::move(sum), here) : std::move(here);
     }
   }
-  if (there.size() < 2) {
-    return;
-  }
-  FlatBucket bucket(there, {device}, /*keep_storages=*/false);
-  bucket.set_pack(at::empty(
-      {bucket.bytes()},
-      at::TensorOptions().dtype(at::kByte).device(there.front().device())));
-  bucket.copy();
-  for (size_t k = 0; k < there.size(); ++k) {
-    gradients[indices[k]] = bucket.slice(/*t=*/0, k);
-  }
+  return sum;
 }
 
-/// The sums so far of some parameters.
-class Sums {
- public:
-  explicit Sums(size_t parameters) : sums_(parameters), ours_(parameters) {}
-
-  /// `fresh`: made by `bring`, so that nobody else has them.
-  void add(std::vector<at::Tensor> gradients, const std::vector<bool>& fresh) {
-    std::vector<at::Tensor> into;
-    std::vector<at::Tensor> terms;
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      at::Tensor& gradient = gradients[i];
-      if (!gradient.defined()) {
-        continue;
-      }
-      if (!sums_[i].defined()) {
-        ours_[i] = fresh[i] || is_ours_alone(gradient);
-        sums_[i] = std::move(gradient);
-      } else if (ours_[i] && gradient.layout() == at::kStrided &&
-                 gradient.dtype() == sums_[i].dtype() &&
-                 gradient.sizes() == sums_[i].sizes()) {
-        into.push_back(sums_[i]);
-        terms.push_back(std::move(gradient));
-      } else {
-        sums_[i] = plus(std::move(sums_[i]), gradient);
-        ours_[i] = is_ours_alone(sums_[i]);
-      }
-    }
-    if (!into.empty()) {
-      at::_foreach_add_(into, terms);
+/// Takes out of `gradients` those that can travel in a flat buffer: of
+/// parameters whose gradients are dense and of one dtype in all replicas.
+Gradients take_flat(Gradients& gradients, at::ScalarType dtype) {
+  Gradients flat(gradients.size());
+  for (auto& of_replica : flat) {
+    of_replica.resize(gradients.front().size());
+  }
+  for (size_t i = 0; i < gradients.front().size(); ++i) {
+    const bool fits = std::all_of(
+        gradients.begin(), gradients.end(), [&](const auto& of_replica) {
+          return !of_replica[i].defined() ||
+                 (of_replica[i].layout() == at::kStrided &&
+                  of_replica[i].scalar_type() == dtype);
+        });
+    for (size_t replica = 0; fits && replica < gradients.size(); ++replica) {
+      flat[replica][i] = std::move(gradients[replica][i]);
     }
   }
-  std::vector<at::Tensor> take() { return std::move(sums_); }
+  return flat;
+}
 
- private:
-  std::vector<at::Tensor> sums_;
-  std::vector<bool> ours_;
-};
+bool any_defined(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return tensor.defined(); });
+}
+
+/// The sum of all in one buffer; undefined where there is nothing to add up.
+at::Tensor add_together(const Gradients& gradients,
+                        const std::vector<at::Device>& devices,
+                        const FlatLayout& layout) {
+  std::vector<at::Tensor> flat(gradients.size());
+  for (size_t replica = 0; replica < gradients.size(); ++replica) {
+    if (any_defined(gradients[replica])) {
+      flat[replica] = layout.empty(devices[replica]);
+      layout.pack(gradients[replica], flat[replica]);
+    }
+  }
+  return reduce_add(std::move(flat), devices);
+}
 
 }  // namespace
 
@@ -109,31 +102,38 @@ at::Tensor plus(at::Tensor sum, const at::Tensor& gradient) {
                                                   : sum + gradient;
 }
 
-std::vector<at::Tensor> reduce_add(
-    std::vector<std::vector<at::Tensor>> gradients, at::Device device) {
-  Sums sums(gradients.front().size());
-  for (std::vector<at::Tensor>& of_replica : gradients) {
-    for (const at::Tensor& gradient : of_replica) {
-      if (gradient.defined()) {
-        keep_for_current_stream(gradient);
-      }
-    }
-    std::vector<bool> fresh(of_replica.size());
-    for (size_t i = 0; i < of_replica.size(); ++i) {
-      fresh[i] = of_replica[i].defined() && of_replica[i].device() != device &&
-                 !at::GradMode::is_enabled();
-    }
-    if (!at::GradMode::is_enabled()) {
-      bring(of_replica, device);
-    }
-    for (at::Tensor& gradient : of_replica) {
-      if (gradient.defined()) {
-        gradient = moved(gradient, device);
-      }
-    }
-    sums.add(std::move(of_replica), fresh);
+std::vector<at::Tensor> reduce_add(Gradients gradients,
+                                   const std::vector<at::Device>& devices,
+                                   const FlatLayout& layout) {
+  const size_t parameters = gradients.front().size();
+  std::vector<at::Tensor> sums(parameters);
+  for (const auto& of_replica : gradients) {
+    std::for_each(of_replica.begin(), of_replica.end(),
+                  keep_for_current_stream);
   }
-  return sums.take();
+  bool far = false;
+  for (size_t replica = 1; replica < gradients.size(); ++replica) {
+    far = far ||
+          (devices[replica] != devices[0] && any_defined(gradients[replica]));
+  }
+  if (far && !at::GradMode::is_enabled()) {
+    const Gradients together = take_flat(gradients, layout.dtype());
+    const at::Tensor sum = add_together(together, devices, layout);
+    for (size_t i = 0; i < parameters; ++i) {
+      const bool used = std::any_of(
+          together.begin(), together.end(),
+          [&](const auto& of_replica) { return of_replica[i].defined(); });
+      if (used) {
+        sums[i] = layout.slice(sum, i);
+      }
+    }
+  }
+  for (size_t i = 0; i < parameters; ++i) {
+    if (!sums[i].defined()) {
+      sums[i] = add_singly(gradients, i, devices[0]);
+    }
+  }
+  return sums;
 }
 
 }  // namespace dataparallel::detail

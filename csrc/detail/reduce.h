@@ -4,20 +4,25 @@
 
 #include <vector>
 
+#include "detail/flat_layout.h"
+
 namespace dataparallel::detail {
 
-/// The gradients of some parameters, `gradients[replica][parameter]`, each on
-/// its replica's device or undefined, added up on `device` in replica order;
-/// all undefined gives undefined. Dense, sparse and mixed.
+/// The gradients of one bucket's parameters, `gradients[replica][parameter]`,
+/// each on its replica's device `devices[replica]` or undefined, added up on
+/// `devices[0]`; all undefined gives undefined. Dense, sparse and mixed. The
+/// order of addition is always the same.
 ///
-/// With the grad mode on, plain differentiable additions. Else dense gradients
-/// of another device travel together: one packing, one copy and one addition a
-/// replica, whatever their number; and sums are made in the memory of gradients
-/// that nobody else holds. Works on the current streams of the calling thread.
+/// With the grad mode on: plain, differentiable additions. Else dense gradients
+/// of `layout`'s dtype travel together where replicas lie on several devices,
+/// and the sums are slices of one buffer; on one device, sums are made in the
+/// memory of gradients that nobody else holds. Works on the current streams of
+/// the calling thread.
 std::vector<at::Tensor> reduce_add(
-    std::vector<std::vector<at::Tensor>> gradients, at::Device device);
+    std::vector<std::vector<at::Tensor>> gradients,
+    const std::vector<at::Device>& devices, const FlatLayout& layout);
 
-/// `sum` + `gradient`, differentiable or not, as above; `sum` is given up.
+/// `sum` + `gradient`; `sum` is given up.
 at::Tensor plus(at::Tensor sum, const at::Tensor& gradient);
 
 }  // namespace dataparallel::detail

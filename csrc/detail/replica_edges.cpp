@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "detail/flat_bucket.h"
+#include "detail/flat_layout.h"
 #include "detail/snapshot.h"
 
 namespace dataparallel::detail {

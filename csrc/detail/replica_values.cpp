@@ -123,7 +123,7 @@ void ReplicaValues::lay_out_buckets(bool parameters,
        split_keeping_storages(originals, bucket_bytes_)) {
     const std::vector<at::Tensor> part(originals.begin() + first,
                                        originals.begin() + first + count);
-    FlatBucket bucket(part, targets, /*keep_storages=*/true);
+    FlatBucket bucket(part, targets);
     for (int64_t k = 0; k < count; ++k) {
       for (size_t t = 0; t < targets.size(); ++t) {
         states_[indices[first + k]].homes[remote[t]] = bucket.slice(t, k);

@@ -166,10 +166,11 @@ class DATAPARALLEL_EXPORT CollectTensors : public LeafVisitor {
 };
 
 /// Adds up the parts of each step-th of `gradients`, from the first-th on, in
-/// replica order; one part is left, on the original's device. `bucket_bytes` of
-/// them travel together.
+/// an order that is always the same; one part is left, on `devices[0]`.
+/// `bucket_bytes` of them travel together.
 DATAPARALLEL_EXPORT void add_up(std::vector<ReplicaGradients>& gradients,
                                 size_t first, size_t step,
+                                const std::vector<at::Device>& devices,
                                 int64_t bucket_bytes);
 
 /// Hands what `add_up` left to the autograd engine.
@@ -607,12 +608,12 @@ class DataParallelImpl : public detail::WrapperBase {
     }
     detail::check_any_graph(losses);
     auto gradients = replicas_.set().take_gradients();
+    add_up(call, gradients);
     for (auto& [before, leaf] : cut.cuts) {
       if (leaf.grad().defined()) {
         gradients.push_back({before, {std::move(leaf.mutable_grad())}});
       }
     }
-    add_up(call, gradients);
     detail::backward_into(std::move(gradients));
     for (detail::WeightedLoss& loss : losses) {
       loss.loss = loss.loss.detach();
@@ -626,12 +627,12 @@ class DataParallelImpl : public detail::WrapperBase {
   void add_up(detail::Call<Args...>& call,
               std::vector<detail::ReplicaGradients>& gradients) {
     if (!devices().front().is_cpu()) {
-      return detail::add_up(gradients, /*first=*/0, /*step=*/1,
+      return detail::add_up(gradients, /*first=*/0, /*step=*/1, devices(),
                             options_.bucket_bytes());
     }
     const size_t step = call.chunks.size();
     run(call, [&](int64_t at, auto&&...) {
-      detail::add_up(gradients, static_cast<size_t>(at), step,
+      detail::add_up(gradients, static_cast<size_t>(at), step, devices(),
                      options_.bucket_bytes());
     });
   }

@@ -196,6 +196,33 @@ TEST_CASE("a bucket's gradients travel together, however many they are",
   CHECK(copied(30, together) == copied(3, together));
 }
 
+TEST_CASE("with many devices values and gradients go along a tree",
+          "[gradients]") {
+  const test::Devices devices = test::sim(4);
+  auto net = test::make<Mlp>(devices[0]);
+  auto single = test::twin(net);
+  dp::DataParallel<Mlp> model(net, test::on(devices));
+  const auto x = batch_on(devices[0]);
+  dataparallel::simulated::reset_counters();
+  model->refresh();
+  const auto copies = [&](int from, int to) {
+    return dataparallel::simulated::copies(devices[from], devices[to]);
+  };
+  CHECK(copies(0, 1) == 1);
+  CHECK(copies(0, 2) == 1);
+  CHECK(copies(0, 3) == 0);
+  CHECK(copies(1, 3) == 1);
+  const auto loss = model(x).pow(2).sum();
+  dataparallel::simulated::reset_counters();
+  loss.backward();
+  single->forward(x).pow(2).sum().backward();
+  test::check_same_gradients(*net, *single);
+  CHECK(copies(3, 2) == 1);
+  CHECK(copies(3, 0) == 0);
+  CHECK(copies(2, 0) == 1);
+  CHECK(copies(1, 0) == 1);
+}
+
 TEST_CASE("a gradient penalty gives the gradients of one device",
           "[gradients]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
