@@ -11,6 +11,7 @@
 #include "support/meeting.h"
 #include "support/networks.h"
 #include "support/oracle.h"
+#include "support/streams.h"
 
 // "Like autograd, not beside it": everything that one can do with a graph and
 // with parameters, on one device and on several.
@@ -221,6 +222,40 @@ TEST_CASE("with many devices values and gradients go along a tree",
   CHECK(copies(3, 0) == 0);
   CHECK(copies(2, 0) == 1);
   CHECK(copies(1, 0) == 1);
+}
+
+TEST_CASE("on streams of the caller's own nothing races", "[gradients]") {
+  const test::Devices devices = test::sim(3);
+  std::vector<std::unique_ptr<test::OnNewStream>> own;
+  auto net = test::make<Mlp>(devices[0]);
+  auto single = test::twin(net);
+  dp::DataParallel<Mlp> model(net, test::on(devices));
+  const auto step = [&](int round) {
+    INFO("round " << round);
+    const auto x = batch_on(devices[0]);
+    model(x).pow(2).mean().backward();
+    single->forward(x).pow(2).mean().backward();
+    model->forward_backward(
+        [](const torch::Tensor& y, const torch::Tensor&) {
+          return y.pow(2).mean();
+        },
+        x, x);
+    single->forward(x).pow(2).mean().backward();
+    test::check_same_gradients(*net, *single);
+  };
+  const auto synchronize = [&] {
+    for (const torch::Device& device : devices) {
+      test::guard().synchronizeDevice(device.index());
+    }
+  };
+  step(0);
+  synchronize();
+  for (const torch::Device& device : devices) {
+    own.push_back(std::make_unique<test::OnNewStream>(device));
+  }
+  step(1);
+  step(2);
+  synchronize();
 }
 
 TEST_CASE("a gradient penalty gives the gradients of one device",

@@ -1,34 +1,19 @@
 // Deliberate bugs, and the same programs without the bug.
 
 #include <c10/core/Event.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dataparallel/simulated.h>
 #include <torch/torch.h>
 
 #include "support/catch.h"
 #include "support/device_lists.h"
+#include "support/streams.h"
 
 namespace {
 
 using dataparallel::simulated::clear_races;
 using dataparallel::simulated::races;
-
-const c10::impl::DeviceGuardImplInterface& guard() {
-  return *c10::impl::getDeviceGuardImpl(c10::DeviceType::PrivateUse1);
-}
-
-/// Makes a new stream of `device` current, and puts the old one back.
-class OnNewStream {
- public:
-  explicit OnNewStream(torch::Device device)
-      : stream(guard().getNewStream(device)),
-        before_(guard().exchangeStream(stream)) {}
-  ~OnNewStream() { guard().exchangeStream(before_); }
-  c10::Stream stream;
-
- private:
-  c10::Stream before_;
-};
+using test::guard;
+using test::OnNewStream;
 
 void wait_for(c10::Stream waiting, c10::Stream before) {
   c10::Event event(before.device_type());
