@@ -10,6 +10,7 @@
 
 #include "detail/links.h"
 #include "detail/reduce.h"
+#include "detail/streams.h"
 
 namespace dataparallel {
 
@@ -141,6 +142,7 @@ void add_up(std::vector<ReplicaGradients>& gradients, size_t first, size_t step,
       mine[begin + k]->parts = {std::move(sums[k])};
     }
   }
+  wait_for_comm(devices.front());
 }
 
 void backward_into(std::vector<ReplicaGradients> gradients) {

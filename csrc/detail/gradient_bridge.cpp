@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "detail/reduce.h"
+#include "detail/streams.h"
 #include "detail/torch_compat.h"
 
 // Note [The gradient bridge]
@@ -43,7 +44,13 @@
 // The engine takes the ready node with the highest sequence number first.
 // A bucket's node is older than the whole forward, so without
 // kRunAsSoonAsReady it would wait until its thread has nothing else to do, and
-// no reduction would overlap the computing.
+// no reduction would overlap the computing. With replicas on several devices it
+// works on the communication streams (see Note [Communication streams]), and
+// the sums pass through a second node, Arrival, which makes the device's stream
+// wait for them. That one has the lowest number: it runs when its thread has
+// nothing else to launch, so that the wait does not stand before the rest of
+// backward; and the accumulators behind it, the hooks there and whatever else
+// feeds them (a penalty on the weights themselves) find the sums complete.
 
 namespace dataparallel::detail {
 namespace {
@@ -66,9 +73,13 @@ struct Bucket : torch::CustomClassHolder {
   Bucket(int64_t number, std::vector<at::Device> devices, FlatLayout layout)
       : number(number),
         devices(std::move(devices)),
+        streams(current_streams(this->devices)),
         layout(std::move(layout)) {}
   int64_t number;
   std::vector<at::Device> devices;
+  /// Those that forward runs on, and so backward; the engine makes only the
+  /// first device's current for the node.
+  std::vector<c10::Stream> streams;
   FlatLayout layout;
 };
 
@@ -88,6 +99,7 @@ struct Bridge : Function<Bridge> {
     const auto capsule = context->saved_data["bucket"].toCapsule();
     const auto& bucket = *static_cast<const Bucket*>(capsule.get());
     RECORD_USER_SCOPE(c10::str("dataparallel::reduce bucket ", bucket.number));
+    const OnStreams on_streams(bucket.streams);
     std::vector<std::vector<at::Tensor>> by_replica;
     for (auto at = gradients.begin(); at != gradients.end();) {
       auto& of_replica = by_replica.emplace_back();
@@ -99,6 +111,23 @@ struct Bridge : Function<Bridge> {
         reduce_add(std::move(by_replica), bucket.devices, bucket.layout);
     sums.resize(sums.size() + 2);  // none for `placeholders` and `bucket`
     return sums;
+  }
+};
+
+/// Stands between a bucket's node and the accumulators, and lets the current
+/// stream wait for the sums.
+struct Arrival : Function<Arrival> {
+  static variable_list forward(AutogradContext* context,
+                               at::TensorList originals) {
+    context->set_materialize_grads(false);
+    context->saved_data["device"] = originals.front().device();
+    return detached(originals.vec());
+  }
+
+  static variable_list backward(AutogradContext* context,
+                                variable_list gradients) {
+    wait_for_comm(context->saved_data["device"].toDevice());
+    return gradients;
   }
 };
 
@@ -128,6 +157,13 @@ std::vector<Edge> edges_of(const variable_list& outputs) {
   return edges;
 }
 
+variable_list arrivals(const std::vector<at::Tensor>& originals) {
+  variable_list outputs = Arrival::apply(at::TensorList(originals));
+  const Edge edge = torch::autograd::impl::gradient_edge(outputs.front());
+  edge.function->set_sequence_nr(kRunWhenNothingElseIs);
+  return outputs;
+}
+
 }  // namespace
 
 std::vector<std::vector<Edge>> make_bridge(
@@ -139,11 +175,15 @@ std::vector<std::vector<Edge>> make_bridge(
     flat.insert(flat.end(), of_replica.begin(), of_replica.end());
     devices.push_back(of_replica.front().device());
   }
+  const bool far = std::any_of(
+      devices.begin(), devices.end(),
+      [&](const at::Device& device) { return device != devices.front(); });
   const auto bucket = c10::make_intrusive<Bucket>(number, std::move(devices),
                                                   FlatLayout(originals));
   at::AutoGradMode grad_mode(true);
+  const variable_list next = far ? arrivals(originals) : originals;
   const std::vector<Edge> edges =
-      edges_of(Bridge::apply(at::TensorList(originals), flat, bucket));
+      edges_of(Bridge::apply(at::TensorList(next), flat, bucket));
   std::vector<std::vector<Edge>> result;
   for (size_t replica = 0; replica < placeholders.size(); ++replica) {
     const auto begin =

@@ -7,6 +7,7 @@
 
 #include "detail/links.h"
 #include "detail/peer_copies.h"
+#include "detail/streams.h"
 
 namespace dataparallel::detail {
 namespace {
@@ -81,14 +82,22 @@ bool any_defined(const std::vector<at::Tensor>& tensors) {
 at::Tensor add_together(const Gradients& gradients,
                         const std::vector<at::Device>& devices,
                         const FlatLayout& layout) {
-  std::vector<at::Tensor> flat(gradients.size());
-  for (size_t replica = 0; replica < gradients.size(); ++replica) {
-    if (any_defined(gradients[replica])) {
-      flat[replica] = layout.empty(devices[replica]);
-      layout.pack(gradients[replica], flat[replica]);
+  at::Tensor sum;
+  {
+    const OnStreams on_comm_streams(comm_streams(devices));
+    std::vector<at::Tensor> flat(gradients.size());
+    for (size_t replica = 0; replica < gradients.size(); ++replica) {
+      if (any_defined(gradients[replica])) {
+        std::for_each(gradients[replica].begin(), gradients[replica].end(),
+                      keep_for_current_stream);
+        flat[replica] = layout.empty(devices[replica]);
+        layout.pack(gradients[replica], flat[replica]);
+      }
     }
+    sum = reduce_add(std::move(flat), devices);
   }
-  return reduce_add(std::move(flat), devices);
+  keep_for_current_stream(sum);
+  return sum;
 }
 
 }  // namespace

@@ -15,9 +15,9 @@ namespace dataparallel::detail {
 ///
 /// With the grad mode on: plain, differentiable additions. Else dense gradients
 /// of `layout`'s dtype travel together where replicas lie on several devices,
-/// and the sums are slices of one buffer; on one device, sums are made in the
-/// memory of gradients that nobody else holds. Works on the current streams of
-/// the calling thread.
+/// and the sums are slices of one buffer, made on the communication streams:
+/// call `wait_for_comm(devices[0])` before they are used. On one device, sums
+/// are made in the memory of gradients that nobody else holds.
 std::vector<at::Tensor> reduce_add(
     std::vector<std::vector<at::Tensor>> gradients,
     const std::vector<at::Device>& devices, const FlatLayout& layout);

@@ -2,12 +2,12 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "detail/links.h"
+#include "detail/streams.h"
 
 // Note [Where a replica's values live]
 //
@@ -66,7 +66,7 @@ void ReplicaValues::lay_out() {
     states_[i].seen = snapshot(counterparts_[i].original);
     states_[i].homes.assign(devices_.size(), at::Tensor());
   }
-  streams_ = current_streams();
+  streams_ = current_streams(devices_);
   buckets_.clear();
   singly_.clear();
   std::vector<size_t> remote;
@@ -169,19 +169,8 @@ void ReplicaValues::place(size_t i, size_t replica) {
   }
 }
 
-std::vector<c10::Stream> ReplicaValues::current_streams() const {
-  std::vector<c10::Stream> current;
-  for (const at::Device& device : devices_) {
-    if (!device.is_cpu()) {
-      current.push_back(
-          c10::impl::getDeviceGuardImpl(device.type())->getStream(device));
-    }
-  }
-  return current;
-}
-
 bool ReplicaValues::follow() {
-  if (streams_ != current_streams()) {
+  if (streams_ != current_streams(devices_)) {
     return false;
   }
   for (size_t i = 0; i < states_.size(); ++i) {

@@ -53,7 +53,6 @@ class ReplicaValues {
   void share_pack();
   void place(size_t i, size_t replica);
   void copy_singly(size_t i, size_t replica);
-  std::vector<c10::Stream> current_streams() const;
 
   std::string function_;
   std::vector<at::Device> devices_;

@@ -258,6 +258,26 @@ TEST_CASE("on streams of the caller's own nothing races", "[gradients]") {
   synchronize();
 }
 
+TEST_CASE("a penalty on the weights themselves adds to what replicas give",
+          "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Pair<Mlp> both(devices);
+  const auto x = batch_on(both.device);
+  const auto loss = [&](auto& model, Mlp& net) {
+    auto penalty = net->first->weight.pow(2).sum();
+    for (const torch::Tensor& parameter : net->parameters()) {
+      penalty = penalty + parameter.pow(3).sum();
+    }
+    return model(x).pow(2).mean() + penalty;
+  };
+  for (int pass = 0; pass < 2; ++pass) {
+    loss(both.model, both.net).backward();
+    loss(both.single, both.single).backward();
+    test::check_same_gradients(*both.net, *both.single);
+  }
+}
+
 TEST_CASE("a gradient penalty gives the gradients of one device",
           "[gradients]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
