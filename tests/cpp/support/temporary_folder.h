@@ -1,5 +1,8 @@
 #pragma once
 
+#include <ftw.h>
+
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -20,8 +23,11 @@ class TemporaryFolder {
     path_ = name;
   }
   ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
+    // Not std::filesystem::remove_all: some of torch's wheels export their own
+    // copy of it, which does not fit every compiler's std::filesystem::path.
+    const auto remove = [](const char* name, const struct stat*, int,
+                           struct FTW*) { return std::remove(name); };
+    nftw(path_.c_str(), remove, /*nopenfd=*/8, FTW_DEPTH | FTW_PHYS);
   }
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
