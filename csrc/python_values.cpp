@@ -89,7 +89,8 @@ bool Opaque::known() const {
     return args.size() == 1 && args[0].isString() &&
            checkpoint::is_known_reference(args[0].toStringRef());
   }
-  return checkpoint::is_known_class(class_name);
+  return checkpoint::is_known_class(class_name) ||
+         checkpoint::is_storage_class(class_name);
 }
 
 bool is_opaque(const c10::IValue& value) {

@@ -64,7 +64,8 @@ std::vector<Item> items_of(const StateDict& state_dict) {
     const at::Tensor tensor = value.toTensor().detach();
     TORCH_CHECK_TYPE(tensor.layout() == at::kStrided && tensor.has_storage() &&
                          !tensor.is_meta() && !tensor.is_nested(),
-                     "save_safetensors: '", name, "' is a ", tensor.layout(),
+                     "save_safetensors: '", name, "' is a ",
+                     tensor.is_nested() ? "nested" : c10::str(tensor.layout()),
                      " tensor on ", tensor.device(),
                      ", expected a dense one with values");
     TORCH_CHECK_VALUE(name != "__metadata__",

@@ -217,6 +217,24 @@ c10::IValue make_opaque(const char* class_name, std::vector<c10::IValue> args) {
   return from_opaque(std::move(opaque));
 }
 
+bool is_storage_class(const std::string& class_name) {
+  const size_t dot = class_name.rfind('.');
+  if (dot == std::string::npos) {
+    return false;
+  }
+  const c10::IValue resolved =
+      resolve_global(class_name.substr(0, dot), class_name.substr(dot + 1));
+  const Reference* reference = as_reference(resolved);
+  return reference != nullptr && reference->callable == Callable::kStorage;
+}
+
+std::optional<at::ScalarType> storage_dtype(const std::string& class_name) {
+  const size_t dot = class_name.rfind('.');
+  const c10::IValue resolved =
+      resolve_global(class_name.substr(0, dot), class_name.substr(dot + 1));
+  return as_reference(resolved)->dtype;
+}
+
 bool is_known_class(std::string_view class_name) {
   static const std::unordered_set<std::string_view> table = {
       "argparse.Namespace",
@@ -224,6 +242,7 @@ bool is_known_class(std::string_view class_name) {
       "builtins.bytes",
       "builtins.dict",
       "builtins.frozenset",
+      "builtins.int",
       "builtins.set",
       "builtins.slice",
       "collections.Counter",

@@ -91,6 +91,12 @@ bool is_known_class(std::string_view class_name);
 /// The same for the class or function itself.
 bool is_known_reference(std::string_view name);
 
+/// "torch.FloatStorage", "torch.storage.UntypedStorage" and the like: an
+/// opaque object with the storage's elements in args.
+bool is_storage_class(const std::string& class_name);
+/// Of its elements; none: they are bytes of any dtype.
+std::optional<at::ScalarType> storage_dtype(const std::string& class_name);
+
 /// "float32" → that dtype.
 std::optional<at::ScalarType> dtype_from_name(const std::string& name);
 std::string dtype_name(at::ScalarType dtype);

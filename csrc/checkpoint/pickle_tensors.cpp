@@ -1,5 +1,7 @@
 #include <ATen/ATen.h>
 
+#include "checkpoint/known.h"
+#include "checkpoint/pickle_codes.h"
 #include "checkpoint/pickle_writer.h"
 
 // The tensors' part of PickleWriter: what `Tensor.__reduce_ex__` gives.
@@ -8,15 +10,6 @@ namespace dataparallel::checkpoint {
 namespace {
 
 constexpr const char* kUtils = "torch._utils";
-constexpr char kMark = '(';
-constexpr char kEmptyDict = '}';
-constexpr char kEmptyTuple = ')';
-constexpr char kNewFalse = '\x89';
-constexpr char kNewTrue = '\x88';
-constexpr char kPersistentId = 'Q';
-constexpr char kReduce = 'R';
-constexpr char kSetItem = 's';
-constexpr char kSetItems = 'u';
 
 /// The storage class of a dtype that has one; null for newer dtypes.
 const char* storage_class(at::ScalarType dtype) {
@@ -60,10 +53,6 @@ const char* storage_class(at::ScalarType dtype) {
   }
 }
 
-std::string dtype_name(at::ScalarType dtype) {
-  return std::string(c10::getDtypeNames(dtype).first);
-}
-
 }  // namespace
 
 void PickleWriter::save_tensor(const at::Tensor& tensor) {
@@ -80,12 +69,13 @@ void PickleWriter::save_tensor(const at::Tensor& tensor) {
              layout == at::kSparseCsc || layout == at::kSparseBsr ||
              layout == at::kSparseBsc) {
     save_sparse(tensor);
+  } else if (tensor.is_nested()) {
+    save_nested(tensor);
   } else {
-    TORCH_CHECK_TYPE(
-        layout == at::kStrided && tensor.has_storage() && !tensor.is_nested(),
-        "save: the tensor at ", path(),
-        " has no memory of its own to write (layout ", layout, ", device ",
-        tensor.device(), ")");
+    TORCH_CHECK_TYPE(layout == at::kStrided && tensor.has_storage(),
+                     "save: the tensor at ", path(),
+                     " has no memory of its own to write (layout ", layout,
+                     ", device ", tensor.device(), ")");
     if (tensor.is_quantized()) {
       save_quantized(tensor);
     } else {
@@ -101,11 +91,7 @@ void PickleWriter::save_strided(const at::Tensor& tensor) {
   const bool typed = storage_class(dtype) != nullptr;
   global(kUtils, typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
   op(kMark);
-  if (typed) {
-    save_storage(tensor, dtype);
-  } else {
-    save_untyped_storage(tensor);
-  }
+  save_storage(tensor.storage(), typed ? std::optional(dtype) : std::nullopt);
   save_int(tensor.storage_offset());
   save_sizes(tensor.sizes());
   save_sizes(tensor.strides());
@@ -168,10 +154,20 @@ void PickleWriter::save_sparse(const at::Tensor& tensor) {
   end_tuple(2);
 }
 
+void PickleWriter::save_nested(const at::Tensor& tensor) {
+  global(kUtils, "_rebuild_nested_tensor");
+  op(kMark);
+  save_part(tensor.values());
+  save_part(tensor._nested_tensor_size());
+  save_part(tensor._nested_tensor_strides());
+  save_part(tensor._nested_tensor_storage_offsets());
+  end_tuple(4);
+}
+
 void PickleWriter::save_quantized(const at::Tensor& tensor) {
   global(kUtils, "_rebuild_qtensor");
   op(kMark);
-  save_storage(tensor, tensor.scalar_type());
+  save_storage(tensor.storage(), tensor.scalar_type());
   save_int(tensor.storage_offset());
   save_sizes(tensor.sizes());
   save_sizes(tensor.strides());
@@ -211,25 +207,41 @@ void PickleWriter::save_part(at::Tensor tensor) {
   save_tensor(tensor);
 }
 
-void PickleWriter::save_storage(const at::Tensor& tensor,
-                                at::ScalarType dtype) {
-  save_storage(tensor, "torch", storage_class(dtype), c10::elementSize(dtype));
+/// Python does not note storages: the same one again is a reference to the
+/// same record.
+void PickleWriter::save_storage_object(const Opaque& opaque) {
+  TORCH_CHECK_TYPE(opaque.args.size() == 1 && opaque.args[0].isTensor() &&
+                       opaque.args[0].toTensor().has_storage(),
+                   "save: the ", opaque.class_name, " at ", path(),
+                   " does not hold one tensor over its memory");
+  const at::Tensor tensor = opaque.args[0].toTensor();
+  const std::optional<at::ScalarType> dtype = storage_dtype(opaque.class_name);
+  const size_t rest =
+      tensor.storage().nbytes() % c10::elementSize(dtype.value_or(at::kByte));
+  TORCH_CHECK_VALUE(
+      tensor.is_contiguous() && tensor.storage_offset() == 0 &&
+          tensor.nbytes() == tensor.storage().nbytes() - rest,
+      "save: the ", opaque.class_name, " at ", path(),
+      " is a part of a larger storage, which the format cannot say; clone the "
+      "tensor in its args");
+  save_storage(tensor.storage(), dtype);
 }
 
-void PickleWriter::save_untyped_storage(const at::Tensor& tensor) {
-  save_storage(tensor, "torch.storage", "UntypedStorage", /*item_bytes=*/1);
-}
-
-void PickleWriter::save_storage(const at::Tensor& tensor, const char* module,
-                                const std::string& type, size_t item_bytes) {
-  const c10::Storage& storage = tensor.storage();
+void PickleWriter::save_storage(const c10::Storage& storage,
+                                std::optional<at::ScalarType> dtype) {
+  TORCH_CHECK_TYPE(!storage.device().is_meta(), "save: the storage at ", path(),
+                   " is on the meta device and has no bytes to write");
+  const char* module = dtype.has_value() ? "torch" : "torch.storage";
+  const std::string type =
+      dtype.has_value() ? storage_class(*dtype) : "UntypedStorage";
   const auto [entry, is_new] = storage_entries_.emplace(
       storage.unsafeGetStorageImpl(), StorageEntry{storages_.size(), type});
   if (is_new) {
     storages_.push_back(storage);
   }
-  TORCH_CHECK_VALUE(entry->second.type == type, "save: the tensor at ", path(),
-                    " shares the memory of another one of another dtype (",
+  TORCH_CHECK_VALUE(entry->second.type == type, "save: ", path(),
+                    " shares the memory of another tensor or storage of "
+                    "another dtype (",
                     type, " and ", entry->second.type,
                     "), which the format cannot say; clone one of them");
   op(kMark);
@@ -248,9 +260,10 @@ void PickleWriter::save_storage(const at::Tensor& tensor, const char* module,
   } else {
     write_text(device.str());
   }
-  save_int(static_cast<int64_t>(storage.nbytes() / item_bytes));
+  save_int(static_cast<int64_t>(storage.nbytes() /
+                                c10::elementSize(dtype.value_or(at::kByte))));
   end_tuple(5);
-  op(kPersistentId);
+  op(kBinPersistentId);
 }
 
 void PickleWriter::save_sizes(at::IntArrayRef sizes) {

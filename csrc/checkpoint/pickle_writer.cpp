@@ -5,81 +5,17 @@
 #include <bit>
 #include <sstream>
 
+#include "checkpoint/pickle_codes.h"
+#include "checkpoint/text.h"
+
 namespace dataparallel::checkpoint {
 namespace {
-
-// The opcodes of Python's pickletools that protocol 2 needs.
-enum Code : char {
-  kAppend = 'a',
-  kAppends = 'e',
-  kBinFloat = 'G',
-  kBinGet = 'h',
-  kBinInt = 'J',
-  kBinInt1 = 'K',
-  kBinInt2 = 'M',
-  kBinPersistentId = 'Q',
-  kBinPut = 'q',
-  kBinUnicode = 'X',
-  kBuild = 'b',
-  kEmptyDict = '}',
-  kEmptyList = ']',
-  kEmptyTuple = ')',
-  kGlobal = 'c',
-  kLong1 = '\x8a',
-  kLongBinGet = 'j',
-  kLongBinPut = 'r',
-  kMark = '(',
-  kNewFalse = '\x89',
-  kNewObject = '\x81',
-  kNewTrue = '\x88',
-  kNone = 'N',
-  kPop = '0',
-  kPopMark = '1',
-  kProtocol = '\x80',
-  kReduce = 'R',
-  kSetItem = 's',
-  kSetItems = 'u',
-  kStop = '.',
-  kTuple = 't',
-  kTuple1 = '\x85',
-};
 
 constexpr size_t kBatch = 1000;  // of items, as in Python
 constexpr size_t kMostDepth = 1000;
 
 const void* address(const c10::IValue& value) {
   return value.internalToPointer();
-}
-
-bool is_utf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto byte = [&](size_t at) {
-      return at < text.size() ? static_cast<unsigned char>(text[at]) : 0;
-    };
-    const unsigned char first = byte(i);
-    const size_t more = first < 0x80                    ? 0
-                        : first >= 0xC2 && first < 0xE0 ? 1
-                        : first >= 0xE0 && first < 0xF0 ? 2
-                        : first >= 0xF0 && first < 0xF5 ? 3
-                                                        : 4;
-    if (more == 4) {
-      return false;
-    }
-    for (size_t k = 1; k <= more; ++k) {
-      if ((byte(i + k) & 0xC0) != 0x80) {
-        return false;
-      }
-    }
-    // Overlong forms, and what lies beyond Unicode. Python itself writes lone
-    // surrogates.
-    if ((first == 0xE0 && byte(i + 1) < 0xA0) ||
-        (first == 0xF0 && byte(i + 1) < 0x90) ||
-        (first == 0xF4 && byte(i + 1) >= 0x90)) {
-      return false;
-    }
-    i += more + 1;
-  }
-  return true;
 }
 
 /// Python keeps one object for each character of Latin-1, and for "".
@@ -210,30 +146,6 @@ void PickleWriter::write_text(std::string_view text, const void* object) {
   memoize(object);
 }
 
-/// Protocol 2 has no bytes: they are text, encoded when it is read.
-void PickleWriter::save_bytes(const std::string& bytes) {
-  if (bytes.empty()) {
-    global("__builtin__", "bytes");
-    op(kEmptyTuple);
-  } else {
-    std::string text;
-    for (const char byte : bytes) {
-      const auto code = static_cast<unsigned char>(byte);
-      if (code < 0x80) {
-        text += byte;
-      } else {
-        text += static_cast<char>(0xC0 | code >> 6);
-        text += static_cast<char>(0x80 | (code & 0x3F));
-      }
-    }
-    global("_codecs", "encode");
-    save_text(text, nullptr);
-    save_constant("latin1");
-    end_tuple(2);
-  }
-  op(kReduce);
-}
-
 void PickleWriter::save_list(const std::vector<c10::IValue>& elements) {
   const size_t size = elements.size();
   if (size == 1) {
@@ -332,134 +244,6 @@ void PickleWriter::save_items(const Items& items, bool exact) {
       save_child(items[i].second, {&items[i].first, 0});
     }
     op(alone ? kSetItem : kSetItems);
-  }
-}
-
-void PickleWriter::save_device(at::Device device) {
-  global("torch", "device");
-  const std::string type =
-      c10::DeviceTypeName(device.type(), /*lower_case=*/true);
-  write_text(type);
-  if (device.has_index()) {
-    save_int(device.index());
-  }
-  end_tuple(device.has_index() ? 2 : 1);
-  op(kReduce);
-  memoize();
-}
-
-void PickleWriter::save_opaque(const c10::IValue& value) {
-  const auto opaque = to_opaque(value);
-  const std::string& type = opaque->class_name;
-  const auto text = [&]() -> const std::string& {
-    TORCH_CHECK_TYPE(opaque->args.size() == 1 && opaque->args[0].isString(),
-                     "save: the ", type, " at ", path(),
-                     " does not hold one text");
-    return opaque->args[0].toStringRef();
-  };
-  const auto elements = [&] {
-    op(kEmptyList);
-    memoize();
-    save_list(opaque->elements);
-    end_tuple(1);
-  };
-  if (type == "torch.dtype" || type == "torch.memory_format" ||
-      type == "torch.qscheme") {
-    global("torch", text());
-    return;
-  }
-  if (type == "builtins.type") {
-    global(text());
-    return;
-  }
-  if (type == "torch.layout") {
-    save_layout(text());
-    return;
-  }
-  if (type == "builtins.bytes") {
-    save_bytes(text());
-  } else if (type == "builtins.bytearray") {
-    global("__builtin__", "bytearray");
-    if (text().empty()) {
-      op(kEmptyTuple);
-    } else {
-      save_bytes(text());
-      memoize();
-      end_tuple(1);
-    }
-    op(kReduce);
-  } else if (type == "builtins.set" || type == "builtins.frozenset") {
-    global(type);
-    elements();
-    op(kReduce);
-  } else if (type == "builtins.slice") {
-    global(type);
-    begin_tuple(opaque->args.size());
-    for (const c10::IValue& arg : opaque->args) {
-      save(arg);
-    }
-    end_tuple(opaque->args.size());
-    op(kReduce);
-  } else if (type == "torch.Size") {
-    global("torch", "Size");
-    begin_tuple(opaque->elements.size());
-    for (const c10::IValue& element : opaque->elements) {
-      save(element);
-    }
-    end_tuple(opaque->elements.size());
-    end_tuple(1);
-    op(kReduce);
-  } else if (type == "argparse.Namespace") {
-    global(type);
-    op(kEmptyTuple);
-    op(kNewObject);
-    memoize(address(value));
-    if (!opaque->state.isNone()) {
-      save(opaque->state);
-      op(kBuild);
-    }
-    return;
-  } else {
-    save_opaque_mapping(*opaque);
-    return;
-  }
-  memoize(address(value));
-}
-
-/// A mapping with keys that `c10::Dict` cannot hold.
-void PickleWriter::save_opaque_mapping(const Opaque& opaque) {
-  const std::string& type = opaque.class_name;
-  if (type == "builtins.dict") {
-    op(kEmptyDict);
-    memoize(&opaque);
-    save_items(opaque.items, /*exact=*/true);
-    return;
-  }
-  TORCH_CHECK_TYPE(type == "collections.OrderedDict" ||
-                       type == "collections.defaultdict" ||
-                       type == "collections.Counter",
-                   "save: there is no way to write the ", type, " at ", path());
-  global(type);
-  if (type == "collections.Counter") {
-    op(kEmptyDict);
-    memoize();
-    save_items(opaque.items, /*exact=*/true);
-    end_tuple(1);
-    op(kReduce);
-    memoize(&opaque);
-    return;
-  }
-  begin_tuple(opaque.args.size());
-  for (const c10::IValue& arg : opaque.args) {
-    save(arg);
-  }
-  end_tuple(opaque.args.size());
-  op(kReduce);
-  memoize(&opaque);
-  save_items(opaque.items, /*exact=*/false);
-  if (!opaque.state.isNone()) {
-    save(opaque.state);
-    op(kBuild);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <c10/core/Storage.h>
 #include <dataparallel/python_values.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -43,27 +44,32 @@ class PickleWriter {
   /// A text that in Python is one object wherever it appears.
   void save_constant(const std::string& text);
   void write_text(std::string_view text, const void* object = nullptr);
-  void save_bytes(const std::string& bytes);
   void save_list(const std::vector<c10::IValue>& elements);
   void save_tuple(const c10::IValue& tuple);
   void save_mapping(const c10::IValue& value);
   /// `exact`: a plain dict, whose last batch Python writes differently.
   void save_items(const Items& items, bool exact);
-  void save_opaque(const c10::IValue& value);
-  void save_opaque_mapping(const Opaque& opaque);
+
   void save_device(at::Device device);
+  void save_opaque(const c10::IValue& value);
+  void save_values(const std::vector<c10::IValue>& values);
+  void save_large_int(const std::string& text);
+  void save_bytes(const std::string& bytes);
+  void save_namespace(const Opaque& opaque);
+  void save_opaque_mapping(const Opaque& opaque);
 
   void save_tensor(const at::Tensor& tensor);
   void save_strided(const at::Tensor& tensor);
   void save_meta(const at::Tensor& tensor);
   void save_sparse(const at::Tensor& tensor);
+  void save_nested(const at::Tensor& tensor);
   void save_quantized(const at::Tensor& tensor);
   void save_quantizer(const at::Tensor& tensor);
   void save_part(at::Tensor tensor);
-  void save_storage(const at::Tensor& tensor, at::ScalarType dtype);
-  void save_untyped_storage(const at::Tensor& tensor);
-  void save_storage(const at::Tensor& tensor, const char* module,
-                    const std::string& type, size_t item_bytes);
+  void save_storage_object(const Opaque& opaque);
+  /// Its elements are of that dtype; none: bytes.
+  void save_storage(const c10::Storage& storage,
+                    std::optional<at::ScalarType> dtype);
   void save_sizes(at::IntArrayRef sizes);
   void save_size_object(at::IntArrayRef sizes);
   void save_layout(const std::string& name);

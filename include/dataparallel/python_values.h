@@ -10,9 +10,10 @@
 
 /// How Python's values look as `c10::IValue`.
 ///
-/// - None, bool, int (64 bits), float, complex, str, tensor, `torch.device`:
-///   the IValue of that kind. A Parameter is a tensor with its requires_grad;
-///   a NumPy scalar is a number, a NumPy array a tensor.
+/// - None, bool, int (of 64 bits; a larger one is an `Opaque`), float, complex,
+///   str, tensor, `torch.device`: the IValue of that kind. A Parameter is
+///   a tensor with its requires_grad; a NumPy scalar is a number, a NumPy array
+///   a tensor.
 /// - list: a generic list of any type; tuple: a tuple.
 /// - dict, OrderedDict, defaultdict, Counter: a generic dictionary in Python's
 ///   order, for which `class_name` and `attributes` say the rest.
@@ -29,8 +30,10 @@ namespace dataparallel {
 /// "torch.dtype", "torch.layout", "torch.memory_format" and "torch.qscheme"
 /// (args = [name, as "float32"]), "argparse.Namespace" (state = dict),
 /// "builtins.type" (args = [name]: a class or function itself, not an object
-/// of it), and the mappings where a key is of a kind that `c10::Dict` cannot
-/// hash (items). "builtins.int" (args = [digits]) is an int beyond 64 bits.
+/// of it), storages as "torch.FloatStorage" and "torch.storage.UntypedStorage"
+/// (args = [a tensor over all of it]), "builtins.int" beyond 64 bits (args =
+/// [its digits, or beyond 2048 bits "0x" and hexadecimal ones]), and the
+/// mappings where a key is of a kind that `c10::Dict` cannot hash (items).
 class DATAPARALLEL_EXPORT Opaque : public torch::CustomClassHolder {
  public:
   explicit Opaque(std::string name) : class_name(std::move(name)) {}

@@ -304,6 +304,62 @@ expected = {"objects": [
                        /*weights_only=*/"False");
 }
 
+TEST_CASE("integers of any size are written as Python's", "[save]") {
+  const TemporaryFolder folder;
+  const auto number = [](const std::string& text) {
+    return opaque("builtins.int", {text});
+  };
+  std::string hex = "0x1";
+  hex.append(525, '0');
+  dp::save(
+      list({number("18446744073709551616"), number("9223372036854775808"),
+            number("-9223372036854775809"),
+            number("340282366920938463"
+                   "463374607431768211455"),
+            number("-340282366920938463463374607431768211456"), number("5"),
+            number("-1"), number("-9223372036854775808"), number(hex),
+            number("-" + hex), number("0xff" + std::string(524, '0'))}),
+      folder / "integers.pt");
+  check_against_python(folder, R"(
+expected = {"integers": [
+    2**64, 2**63, -2**63 - 1, 2**128 - 1, -2**128, 5, -1, -2**63, 2**2100,
+    -2**2100, 255 * 2**2096]}
+)",
+                       /*weights_only=*/"False");
+}
+
+TEST_CASE("storages are written as Python's, and shared with tensors",
+          "[save]") {
+  const TemporaryFolder folder;
+  const auto floats = count(3);
+  const auto bytes = count(4, torch::kUInt8);
+  const auto storage = opaque("torch.FloatStorage", {floats});
+  const auto untyped = opaque("torch.storage.UntypedStorage", {bytes});
+  dp::save(list({storage, floats, storage, untyped, untyped,
+                 opaque("torch.LongStorage", {count(2, torch::kLong)})}),
+           folder / "storages.pt");
+  check_against_python(folder, R"(
+floats = torch.arange(3.0)
+untyped = torch.arange(4, dtype=torch.uint8).untyped_storage()
+expected = {"storages": [
+    floats.storage(), floats, floats.storage(), untyped, untyped,
+    torch.arange(2).storage()]}
+)");
+}
+
+TEST_CASE("nested tensors are written as Python's", "[save]") {
+  const TemporaryFolder folder;
+  const auto nested = at::_nested_tensor_from_tensor_list(
+      {torch::ones({2, 3}), torch::zeros({1, 3})});
+  dp::save(list({nested, nested, nested.transpose(1, 2)}),
+           folder / "nested.pt");
+  check_against_python(folder, R"(
+nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)])
+expected = {"nested": [nested, nested, nested.transpose(1, 2)]}
+)",
+                       /*weights_only=*/"False");
+}
+
 TEST_CASE("a state_dict is written as Python's, with metadata and sharing",
           "[save]") {
   const TemporaryFolder folder;
@@ -399,8 +455,22 @@ TEST_CASE("what has no form in a file is refused before anything is written",
   CHECK(contains(value_error("\xff\xfe\xfd"), "text at ['a'][0] is no UTF-8"));
   const auto both = count(2);
   CHECK(contains(value_error(tuple({both, both.view(torch::kInt)})),
-                 "the tensor at ['a'][0][1] shares the memory of another one "
+                 "['a'][0][1] shares the memory of another tensor or storage "
                  "of another dtype (IntStorage and FloatStorage)"));
+  CHECK(contains(value_error(tuple({both, opaque("torch.storage.UntypedStorage",
+                                                 {both.view(torch::kUInt8)})})),
+                 "another dtype (UntypedStorage and FloatStorage)"));
+  CHECK(contains(
+      value_error(opaque("torch.FloatStorage", {count(6).narrow(0, 1, 2)})),
+      "the torch.FloatStorage at ['a'][0] is a part of a larger "
+      "storage"));
+  CHECK(
+      contains(refused(opaque("torch.FloatStorage", {int64_t{3}})),
+               "the torch.FloatStorage at ['a'][0] does not hold one tensor"));
+  CHECK(contains(value_error(opaque("builtins.int", {"12x"})),
+                 "the int at ['a'][0] is '12x', which is no number"));
+  CHECK(contains(value_error(opaque("builtins.int", {std::string(5000, '1')})),
+                 "has 5000 digits, more than Python reads"));
   auto deep = list({});
   for (int i = 0; i < 2000; ++i) {
     deep = list({deep});
@@ -632,6 +702,8 @@ TEST_CASE("what safetensors cannot express is refused", "[save]") {
   CHECK(contains(type_error(torch::Tensor()), "'a' is no tensor"));
   CHECK(contains(type_error(torch::eye(2).to_sparse()),
                  "'a' is a Sparse tensor on cpu, expected a dense one"));
+  CHECK(contains(type_error(at::_nested_tensor_from_tensor_list({base})),
+                 "'a' is a nested tensor on cpu, expected a dense one"));
   CHECK(contains(type_error(count(2, torch::kComplexDouble)),
                  "'a' is complex128, a dtype that the format does not have"));
   const auto refused = [&](const dp::StateDict& dict) {

@@ -2,18 +2,13 @@
 
 import argparse
 import collections
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
-
-TRAIN = os.environ.get("DATAPARALLEL_TRAIN")
-PROGRAM = Path(TRAIN or ".").parent / "dataparallel"
+from programs import DATAPARALLEL, needs_dataparallel, run_program
 
 pytestmark = [
-    pytest.mark.skipif(not PROGRAM.is_file(), reason=f"there is no {PROGRAM}"),
+    needs_dataparallel,
     # What torch says of its newer dtypes and layouts.
     pytest.mark.filterwarnings("ignore:.*(experimental|deprecated|prototype|beta)"),
 ]
@@ -50,6 +45,7 @@ def every_kind_of_value():
     inner = [text, text]
     return {
         "numbers": [0, -1, 255, 2**16, 2**40, -(2**62), 1.5, True, None, 2j],
+        "large": [2**63, -(2**63) - 1, 2**64, -(2**80), 2**2100, -(2**3000) + 7],
         "text": ["", "é", "x" * 300, text, "日本"],
         "bytes": [b"", b"a\xff", bytearray(b"x")],
         "sets": [{1}, frozenset("a"), slice(1, None)],
@@ -89,12 +85,31 @@ def every_kind_of_tensor():
         torch.zeros(0, 3),
         torch.tensor(1.0, requires_grad=True),
         torch.ones(2, dtype=torch.float64)[1:],
+        torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)]),
+        torch.nested.nested_tensor([torch.ones(1)], dtype=torch.float16),
+    ]
+
+
+def every_kind_of_storage():
+    floats, longs = torch.rand(5), torch.arange(3)
+    untyped = torch.rand(3).untyped_storage()
+    quantized = torch.quantize_per_tensor(floats, 0.5, 1, torch.qint32)
+    return [
+        *[untyped, untyped, torch.zeros(0).untyped_storage()],
+        *[floats.storage(), floats[1:3], floats.storage(), {"long": longs.storage()}],
+        quantized.storage(),
     ]
 
 
 @pytest.mark.parametrize(
     "make",
-    [trained_network, shared_tensors, every_kind_of_value, every_kind_of_tensor],
+    [
+        trained_network,
+        shared_tensors,
+        every_kind_of_value,
+        every_kind_of_tensor,
+        every_kind_of_storage,
+    ],
     ids=lambda make: make.__name__,
 )
 def test_a_file_of_pythons_comes_back_byte_for_byte(make, tmp_path):
@@ -103,5 +118,5 @@ def test_a_file_of_pythons_comes_back_byte_for_byte(make, tmp_path):
     # What is read from a file has told which of its texts are one object.
     torch.save(make(), path)
     torch.save(torch.load(path, weights_only=False), path)
-    subprocess.run([PROGRAM, "convert", path, out], check=True)
+    assert run_program(DATAPARALLEL, "convert", path, out).returncode == 0
     assert out.read_bytes() == path.read_bytes()
