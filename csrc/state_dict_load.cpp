@@ -1,11 +1,8 @@
 #include <ATen/ATen.h>
-#include <ATen/MemoryOverlap.h>
-#include <c10/core/InferenceMode.h>
 #include <dataparallel/python_values.h>
 #include <dataparallel/state_dict.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <set>
 #include <sstream>
@@ -14,6 +11,8 @@
 
 #include "detail/key_prefix.h"
 #include "detail/module_tree.h"
+#include "detail/tensor_fit.h"
+#include "detail/tensor_writer.h"
 
 namespace dataparallel {
 namespace {
@@ -35,10 +34,6 @@ std::string size_text(at::IntArrayRef sizes) {
   return text.str();
 }
 
-std::string dtype_name(at::ScalarType dtype) {
-  return "torch." + std::string(c10::getDtypeNames(dtype).first);
-}
-
 std::string type_text(const c10::IValue& value) {
   const bool is_none = value.isTensor();  // it is undefined
   return "<class '" + (is_none ? "NoneType" : python_type_name(value)) + "'>";
@@ -52,41 +47,6 @@ std::string quoted(const std::vector<std::string>& keys) {
   return text;
 }
 
-/// What makes two tensors one: their memory, and how they lie in it.
-using Place = std::tuple<const void*, int64_t, std::vector<int64_t>,
-                         std::vector<int64_t>, at::ScalarType>;
-
-Place place_of(const at::Tensor& tensor) {
-  if (tensor.layout() != at::kStrided || !tensor.has_storage() ||
-      tensor.numel() == 0) {
-    return {tensor.unsafeGetTensorImpl(), 0, {}, {}, tensor.scalar_type()};
-  }
-  return {tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset(),
-          tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type()};
-}
-
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && !tensor.is_quantized() &&
-         tensor.has_storage();
-}
-
-bool same_values(const at::Tensor& a, const at::Tensor& b,
-                 at::ScalarType dtype) {
-  if (a.is_quantized() || b.is_quantized()) {
-    return at::equal(a.cpu(), b.cpu());
-  }
-  const auto plain = [dtype](const at::Tensor& tensor) {
-    const at::Tensor dense =
-        tensor.layout() == at::kStrided ? tensor : tensor.to_dense();
-    return dense.to(at::kCPU, dtype).resolve_conj().resolve_neg().contiguous();
-  };
-  const at::Tensor x = plain(a), y = plain(b);
-  return x.sizes() == y.sizes() &&
-         (std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) ==
-              0 ||
-          at::equal(x, y));
-}
-
 /// One of the module's tensors, and what the dictionary has for it.
 struct Target {
   std::string key;
@@ -94,6 +54,8 @@ struct Target {
   std::string name;  // in the node
   at::Tensor tensor;
   at::Tensor source;  // undefined: there is none, or it does not fit
+  // Where either is not plainly dense: the values as the tensor will have them.
+  at::Tensor staged;
 };
 
 class Loader {
@@ -136,7 +98,7 @@ class Loader {
     for (const detail::NamedTensor& item : node.tensors) {
       const std::string key = prefix + item.name;
       names_.push_back(key);
-      targets_.push_back({key, &node, item.name, item.tensor, {}});
+      targets_.push_back({key, &node, item.name, item.tensor, {}, {}});
       if (const auto found = entries_.find(key); found != entries_.end()) {
         fit(targets_.back(), *found->second.value);
       } else if (item.name != kCounter || !lacks_counter(node, prefix)) {
@@ -189,6 +151,13 @@ class Loader {
       return;
     }
     at::Tensor source = value.toTensor().detach();
+    if (source.is_nested() || target.tensor.is_nested()) {
+      problems_.push_back("While copying the parameter named \"" + target.key +
+                          "\", a nested tensor is in the " +
+                          (source.is_nested() ? "state_dict" : "model") +
+                          ", which cannot be loaded.");
+      return;
+    }
     if (target.tensor.dim() == 0 && source.dim() == 1 && source.size(0) == 1) {
       source = source[0];
     }
@@ -201,9 +170,11 @@ class Loader {
                           size_text(target.tensor.sizes()) + ".");
       return;
     }
-    const std::string obstacle = options_.assign()
-                                     ? assign_obstacle(target, source)
-                                     : copy_obstacle(target.tensor, source);
+    const std::string obstacle =
+        options_.assign()
+            ? detail::assign_obstacle(target.tensor, source,
+                                      target.node->replace != nullptr)
+            : trial_.obstacle(target.tensor, source, target.staged);
     if (!obstacle.empty()) {
       problems_.push_back("While copying the parameter named \"" + target.key +
                           "\", whose dimensions in the model are " +
@@ -216,67 +187,12 @@ class Loader {
     target.source = std::move(source);
   }
 
-  /// Why `target.copy_(source)` would fail or lose something; empty if not.
-  std::string copy_obstacle(const at::Tensor& target,
-                            const at::Tensor& source) {
-    if (source.is_complex() && !target.is_complex()) {
-      return "the values are " + dtype_name(source.scalar_type()) +
-             ", and the model's " + dtype_name(target.scalar_type()) +
-             " would lose their imaginary parts.";
-    }
-    if (target.is_inference() && !c10::InferenceMode::is_enabled()) {
-      return "the model's tensor was made in inference mode, outside of which "
-             "it cannot be written.";
-    }
-    if (target.is_meta() != source.is_meta()) {
-      return target.is_meta()
-                 ? "the model's tensor is on the meta device and has no values "
-                   "to write; assign(true) gives it the checkpoint's."
-                 : "the checkpoint's tensor is on the meta device and has no "
-                   "values.";
-    }
-    try {
-      if (!is_plain(target) || !is_plain(source)) {
-        target.detach().clone().copy_(source);
-        return "";
-      }
-      at::assert_no_internal_overlap(target);
-      // One element shows whether there is a kernel for these two kinds.
-      if (kinds_
-              .emplace(target.device().str(), target.scalar_type(),
-                       source.device().str(), source.scalar_type())
-              .second) {
-        at::zeros({1}, target.options())
-            .copy_(at::zeros({1}, source.options()));
-      }
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "";
-  }
-
-  static std::string assign_obstacle(const Target& target,
-                                     const at::Tensor& source) {
-    if (target.tensor.requires_grad() && !source.is_floating_point() &&
-        !source.is_complex()) {
-      return "the parameter requires a gradient, and " +
-             dtype_name(source.scalar_type()) + " has none.";
-    }
-    if (target.node->replace == nullptr &&
-        !at::_has_compatible_shallow_copy_type(target.tensor, source)) {
-      return c10::str("a ", source.layout(), " tensor on ", source.device(),
-                      " cannot take the place of a ", target.tensor.layout(),
-                      " one on ", target.tensor.device(), ".");
-    }
-    return "";
-  }
-
   /// Names that share a tensor: one in the dictionary is enough, several must
   /// agree.
   void settle_ties() {
-    std::map<Place, std::vector<Target*>> places;
+    std::map<detail::Place, std::vector<Target*>> places;
     for (Target& target : targets_) {
-      places[place_of(target.tensor)].push_back(&target);
+      places[detail::place_of(target.tensor)].push_back(&target);
     }
     std::set<std::string> provided;
     for (const auto& [place, tied] : places) {
@@ -288,9 +204,10 @@ class Loader {
         }
         if (first == nullptr) {
           first = target;
-        } else if (place_of(first->source) != place_of(target->source) &&
-                   !same_values(first->source, target->source,
-                                target->tensor.scalar_type())) {
+        } else if (detail::place_of(first->source) !=
+                       detail::place_of(target->source) &&
+                   !detail::same_values(first->source, target->source,
+                                        target->tensor.scalar_type())) {
           differing_.emplace_back(first->key, target->key);
         }
         last = target;
@@ -406,37 +323,62 @@ class Loader {
     throw LoadStateDictError(std::move(message), std::move(result_));
   }
 
+  /// Everything that may fail has been done before the first is written.
   void write() {
     const at::NoGradGuard no_grad;
-    if (!options_.assign()) {
-      prepare_sources();
+    if (options_.assign()) {
+      prepare_assigned();
+    } else {
+      prepare_written();
     }
     for (Target& target : targets_) {
-      if (!target.source.defined()) {
-        continue;
+      if (target.source.defined()) {
+        write(target);
       }
+    }
+  }
+
+  void write(Target& target) {
+    try {
       if (options_.assign()) {
         assign(target);
+      } else if (!target.staged.defined()) {
+        writer_.write(target.tensor, target.source);
+      } else if (target.tensor.layout() == at::kStrided) {
+        target.tensor.copy_(target.staged);
       } else {
-        target.tensor.copy_(target.source);
+        target.tensor.set_data(target.staged);  // copy_ allocates
       }
-      if (entries_.count(target.key) != 0) {
-        result_.loaded_keys.push_back(target.key);
-        if (converted_.count(target.key) != 0) {
-          result_.converted_keys.push_back(target.key);
-        }
+    } catch (c10::Error& error) {
+      error.add_context(c10::str("load_state_dict: while writing \"",
+                                 target.key, "\"; ", result_.loaded_keys.size(),
+                                 " of the tensors have their new values"));
+      throw;
+    }
+    if (entries_.count(target.key) != 0) {
+      result_.loaded_keys.push_back(target.key);
+      if (converted_.count(target.key) != 0) {
+        result_.converted_keys.push_back(target.key);
+      }
+    }
+  }
+
+  void prepare_assigned() {
+    for (Target& target : targets_) {
+      if (target.source.defined() && target.source.is_inference()) {
+        target.source = target.source.clone();
       }
     }
   }
 
   /// A source in memory that is about to be written, as after renaming the
   /// entries of the module's own dictionary, is copied first.
-  void prepare_sources() {
-    std::map<const void*, std::vector<Place>> written;
+  void prepare_written() {
+    std::map<const void*, std::vector<detail::Place>> written;
     for (const Target& target : targets_) {
       if (target.source.defined() && target.tensor.has_storage()) {
         written[target.tensor.storage().unsafeGetStorageImpl()].push_back(
-            place_of(target.tensor));
+            detail::place_of(target.tensor));
       }
     }
     for (Target& target : targets_) {
@@ -446,23 +388,26 @@ class Loader {
       if (target.source.scalar_type() != target.tensor.scalar_type()) {
         converted_.insert(target.key);
       }
+      if (target.staged.defined()) {
+        continue;
+      }
       if (target.source.has_storage() &&
           written.count(target.source.storage().unsafeGetStorageImpl()) != 0 &&
-          place_of(target.source) != place_of(target.tensor)) {
+          detail::place_of(target.source) != detail::place_of(target.tensor)) {
         target.source = target.source.clone();
       }
+      writer_.plan(target.tensor, target.source);
     }
+    writer_.allocate();
   }
 
   void assign(Target& target) {
-    at::Tensor source =
-        target.source.is_inference() ? target.source.clone() : target.source;
-    if (at::_has_compatible_shallow_copy_type(target.tensor, source)) {
+    if (at::_has_compatible_shallow_copy_type(target.tensor, target.source)) {
       target.tensor.mutable_grad() = at::Tensor();
-      target.tensor.set_data(source);
+      target.tensor.set_data(target.source);
     } else {
-      source.requires_grad_(target.tensor.requires_grad());
-      target.node->replace(target.name, source);
+      target.source.requires_grad_(target.tensor.requires_grad());
+      target.node->replace(target.name, target.source);
     }
   }
 
@@ -478,8 +423,8 @@ class Loader {
   std::vector<std::string> problems_;
   std::vector<std::pair<std::string, std::string>> differing_;
   std::set<std::string> converted_;
-  std::set<std::tuple<std::string, at::ScalarType, std::string, at::ScalarType>>
-      kinds_;
+  detail::TensorWriter writer_;
+  detail::CopyTrial trial_;
   LoadStateDictResult result_;
 };
 

@@ -93,7 +93,10 @@ class DATAPARALLEL_EXPORT LoadStateDictOptions {
   /// Gives the module the dictionary's tensors themselves, with their memory,
   /// dtype and device, instead of writing their values into its own. As in
   /// Python `requires_grad` stays and gradients go; unlike there an optimizer
-  /// made earlier still holds the parameters. Default false.
+  /// made earlier still holds the parameters. A `torch::nn::Module` holds its
+  /// parameters in its own members too, so that a tensor of another layout (a
+  /// sparse one for a dense one) is refused, which Python takes; a
+  /// `torch::jit::Module` takes it. Default false.
   LoadStateDictOptions& assign(bool value);
   /// Renames the dictionary's entries first. Default: names as they are.
   LoadStateDictOptions& rename(Rename value);
@@ -135,7 +138,10 @@ class DATAPARALLEL_EXPORT LoadStateDictError : public c10::Error {
 };
 
 /// Writes a dictionary's values into the module's tensors, all or nothing:
-/// everything is checked before the first is written.
+/// everything is checked, and all memory allocated that the copies take, before
+/// the first is written. That is as much as the largest tensor takes, on the
+/// value's device or the module's, where dtype or strides change on the way
+/// between two devices; for sparse and quantized tensors all their new values.
 ///
 /// Values are converted to the module's dtypes and devices as Python's `copy_`
 /// does; complex into real is refused. A one-element vector fits a scalar.
@@ -157,8 +163,11 @@ class DATAPARALLEL_EXPORT LoadStateDictError : public c10::Error {
 ///
 /// Throws `LoadStateDictError`: missing or unexpected names (strict), nothing
 /// that matches (not strict), other shapes, values that cannot be copied, names
-/// that share a tensor with different values (strict); `c10::ValueError`: two
-/// entries that `rename` gives one name.
+/// that share a tensor with different values (strict), nested tensors;
+/// `c10::ValueError`: two entries that `rename` gives one name;
+/// `c10::OutOfMemoryError`. In all these cases nothing has changed. A device
+/// that fails in the middle of the copies for another reason leaves them
+/// undone from there on; its error then says at which name.
 DATAPARALLEL_EXPORT LoadStateDictResult
 load_state_dict(torch::nn::Module& module, const StateDict& state_dict,
                 const LoadStateDictOptions& options = {});

@@ -426,6 +426,10 @@ TEST_CASE("what copy_ cannot write is refused before anything is written",
   CHECK(contains(
       refusal(*net, with(good, "second.bias", torch::ones({3}, torch::kMeta))),
       "is on the meta device and has no values"));
+  const auto nested = at::_nested_tensor_from_tensor_list({torch::ones({3})});
+  CHECK(contains(refusal(*net, with(good, "second.bias", nested)),
+                 "\"second.bias\", a nested tensor is in the state_dict, which "
+                 "cannot be loaded"));
   CHECK(contains(refusal(*net, with(good, "second.bias", c10::IValue())),
                  "but received <class 'NoneType'>"));
   net->second->bias.set_data(torch::ones({1}).expand({3}));
@@ -657,7 +661,15 @@ TEST_CASE("assigned tensors keep their memory and dtype", "[state_dict]") {
   CHECK(contains(
       refusal(*net, with(dict, "first.bias", torch::ones(3).to_sparse()),
               options),
-      "cannot take the place of a Strided one"));
+      "cannot take the place of a Strided one on cpu, which the module's own "
+      "members hold"));
+  // Nothing but the module's attribute holds it here: as in Python.
+  torch::jit::Module script("Net");
+  script.register_parameter("weight",
+                            torch::ones({2, 2}, torch::requires_grad()), false);
+  dp::load_state_dict(script, {{"weight", torch::eye(2).to_sparse()}}, options);
+  CHECK(script.attr("weight").toTensor().is_sparse());
+  CHECK(script.attr("weight").toTensor().requires_grad());
 }
 
 TEST_CASE("files older than batch norm's counter still fit", "[state_dict]") {
