@@ -1,8 +1,8 @@
 #pragma once
 
 #include <optional>
+#include <stdexcept>
 #include <string>
-#include <vector>
 
 /// The program `dataparallel`: one function a subcommand. Each prints its
 /// result on standard output and returns the exit code; errors are exceptions.
@@ -12,6 +12,11 @@ inline constexpr int kSuccess = 0;
 inline constexpr int kDifferent = 1;  // of `diff` alone
 inline constexpr int kUsage = 2;
 inline constexpr int kFailure = 3;
+
+/// Arguments that do not go together.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 struct InspectArguments {
   std::string file;
@@ -31,12 +36,10 @@ struct ConvertArguments {
 };
 int convert_file(const ConvertArguments& arguments);
 
-/// What `--dtype` may name.
-const std::vector<std::string>& convertible_dtypes();
-
 struct DiffArguments {
   std::string a;
   std::string b;
+  bool values_only = false;
   bool json = false;
 };
 int diff_files(const DiffArguments& arguments);

@@ -1,65 +1,40 @@
-#include <ATen/ATen.h>
 #include <dataparallel/checkpoint.h>
 #include <dataparallel/save.h>
 #include <dataparallel/state_dict.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <tuple>
 
 #include "command_line/commands.h"
+#include "command_line/convert_dtype.h"
+#include "command_line/interruption.h"
+#include "command_line/left_out.h"
+#include "command_line/output.h"
 #include "command_line/progress.h"
 #include "command_line/table.h"
 
 namespace dataparallel::command_line {
 namespace {
 
-const std::map<std::string, at::ScalarType>& dtypes() {
-  static const std::map<std::string, at::ScalarType> result = {
-      {"bfloat16", at::kBFloat16},
-      {"float16", at::kHalf},
-      {"float32", at::kFloat},
-      {"float64", at::kDouble},
-      {"float8_e4m3fn", at::kFloat8_e4m3fn},
-      {"float8_e5m2", at::kFloat8_e5m2},
-  };
-  return result;
-}
-
-/// Converts tensors so that what was one stays one.
-class Converter {
- public:
-  explicit Converter(at::ScalarType dtype) : dtype_(dtype) {}
-
-  c10::IValue operator()(const c10::IValue& value) {
-    if (!value.isTensor() || !value.toTensor().is_floating_point()) {
-      return value;
-    }
-    const at::Tensor tensor = value.toTensor();
-    if (!tensor.has_storage()) {
-      return tensor.to(dtype_);
-    }
-    const Place place{tensor.storage().unsafeGetStorageImpl(),
-                      tensor.storage_offset(), tensor.sizes().vec(),
-                      tensor.strides().vec()};
-    at::Tensor& converted = converted_[place];
-    if (!converted.defined()) {
-      converted = tensor.detach().to(dtype_);
-    }
-    return converted;
-  }
-
- private:
-  using Place = std::tuple<const void*, int64_t, std::vector<int64_t>,
-                           std::vector<int64_t>>;
-  at::ScalarType dtype_;
-  std::map<Place, at::Tensor> converted_;
-};
+using Metadata = std::map<std::string, std::string>;
 
 bool names_safetensors(const std::string& path) {
   return std::filesystem::path(path).extension() == ".safetensors";
+}
+
+bool takes_all(const ConvertArguments& arguments) {
+  return !names_safetensors(arguments.output) && arguments.key.empty() &&
+         arguments.dtype.empty() && !arguments.strip_prefix.has_value() &&
+         !arguments.add_prefix.has_value();
+}
+
+/// What a safetensors file says beside its tensors.
+Metadata metadata_of(const std::string& path) {
+  // What is no file, as a pipe, can be read once only.
+  return std::filesystem::is_regular_file(path) ? inspect(path).metadata
+                                                : Metadata();
 }
 
 StateDict change(StateDict dict, const ConvertArguments& arguments) {
@@ -69,19 +44,60 @@ StateDict change(StateDict dict, const ConvertArguments& arguments) {
   if (arguments.add_prefix.has_value()) {
     dict = add_prefix(dict, *arguments.add_prefix);
   }
-  if (arguments.dtype.empty()) {
-    return dict;
-  }
-  Converter convert(dtypes().at(arguments.dtype));
-  StateDict converted;
-  for (const auto& [name, value] : dict) {
-    converted.insert(name, convert(value));
-  }
-  converted.set_metadata(dict.metadata());
-  return converted;
+  return arguments.dtype.empty() ? dict : convert_dtype(dict, arguments.dtype);
 }
 
-void report(const ConvertArguments& arguments, std::optional<size_t> entries) {
+/// Errors of the library, with this program's names for its options.
+std::string in_our_words(std::string text) {
+  const std::pair<std::string, std::string> names[] = {
+      {"copy_shared(true)", "--copy-shared"}, {"by key:", "by --key:"}};
+  for (const auto& [theirs, ours] : names) {
+    if (const size_t at = text.find(theirs); at != std::string::npos) {
+      text.replace(at, theirs.size(), ours);
+    }
+  }
+  return text;
+}
+
+void write(const c10::IValue& value, const StateDict& dict,
+           const Metadata& metadata, const ConvertArguments& arguments) {
+  const Interruption interruption;
+  Progress progress("writing " + arguments.output);
+  const auto update = [&](uint64_t done, uint64_t total) {
+    interruption.check();
+    progress.update(done, total);
+  };
+  if (takes_all(arguments)) {
+    save(value, arguments.output, update);
+  } else if (names_safetensors(arguments.output)) {
+    save_safetensors(dict, arguments.output,
+                     SaveSafetensorsOptions()
+                         .metadata(metadata)
+                         .copy_shared(arguments.copy_shared)
+                         .progress(update));
+  } else {
+    save(dict, arguments.output, update);
+  }
+}
+
+void warn_of_left_out(const std::vector<std::string>& others) {
+  constexpr size_t kMost = 20;
+  if (others.empty()) {
+    return;
+  }
+  std::string text;
+  for (size_t i = 0; i < std::min(others.size(), kMost); ++i) {
+    text += (i == 0 ? "'" : ", '") + printable(others[i]) + "'";
+  }
+  if (others.size() > kMost) {
+    text += fmt::format(" and {} more", others.size() - kMost);
+  }
+  fmt::print(stderr, "dataparallel: left out, as no part of the result: {}\n",
+             text);
+}
+
+void report(const ConvertArguments& arguments, std::optional<size_t> entries,
+            const std::vector<std::string>& others) {
   const auto bytes =
       static_cast<int64_t>(std::filesystem::file_size(arguments.output));
   if (arguments.json) {
@@ -89,57 +105,49 @@ void report(const ConvertArguments& arguments, std::optional<size_t> entries) {
                                   {"nbytes", bytes}};
     all["entries"] = entries.has_value() ? nlohmann::ordered_json(*entries)
                                          : nlohmann::ordered_json();
-    fmt::print("{}\n", all.dump(2));
+    all["left_out"] = others;
+    print(json_text(all));
   } else {
-    fmt::print("{}: {}, {}\n", arguments.output,
-               entries.has_value()
-                   ? fmt::format("{} {}", *entries,
-                                 *entries == 1 ? "entry" : "entries")
-                   : "the whole checkpoint",
-               size_text(bytes));
+    print(fmt::format("{}: {}, {}\n", arguments.output,
+                      entries.has_value()
+                          ? fmt::format("{} {}", *entries,
+                                        *entries == 1 ? "entry" : "entries")
+                          : "the whole checkpoint",
+                      size_text(bytes)));
   }
 }
 
 }  // namespace
 
-const std::vector<std::string>& convertible_dtypes() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> result;
-    for (const auto& [name, dtype] : dtypes()) {
-      result.push_back(name);
-    }
-    return result;
-  }();
-  return names;
-}
-
 int convert_file(const ConvertArguments& arguments) {
+  if (arguments.copy_shared && !names_safetensors(arguments.output)) {
+    throw UsageError("--copy-shared is for safetensors, but " +
+                     arguments.output + " does not end with .safetensors");
+  }
+  const Metadata metadata = metadata_of(arguments.input);
   const c10::IValue value =
       load(arguments.input, LoadOptions().map_location("cpu"));
-  const bool whole = !names_safetensors(arguments.output) &&
-                     arguments.key.empty() && arguments.dtype.empty() &&
-                     !arguments.strip_prefix.has_value() &&
-                     !arguments.add_prefix.has_value();
-  Progress progress("writing " + arguments.output);
-  const auto update = [&](uint64_t done, uint64_t total) {
-    progress.update(done, total);
-  };
-  if (whole) {
-    save(value, arguments.output, update);
-    report(arguments, std::nullopt);
-    return kSuccess;
+  std::optional<size_t> entries;
+  std::vector<std::string> others;
+  try {
+    StateDict dict;
+    if (!takes_all(arguments)) {
+      dict = find_state_dict(value, arguments.key);
+      others = left_out(value, dict);
+      dict = change(std::move(dict), arguments);
+      entries = dict.size();
+    }
+    write(value, dict, metadata, arguments);
+  } catch (const c10::Error& error) {
+    throw std::runtime_error(in_our_words(error.what_without_backtrace()));
   }
-  const StateDict dict =
-      change(find_state_dict(value, arguments.key), arguments);
-  if (names_safetensors(arguments.output)) {
-    save_safetensors(dict, arguments.output,
-                     SaveSafetensorsOptions()
-                         .copy_shared(arguments.copy_shared)
-                         .progress(update));
-  } else {
-    save(dict, arguments.output, update);
+  if (!names_safetensors(arguments.output)) {
+    for (const auto& [name, text] : metadata) {
+      others.push_back("__metadata__." + name);
+    }
   }
-  report(arguments, dict.size());
+  warn_of_left_out(others);
+  report(arguments, entries, others);
   return kSuccess;
 }
 

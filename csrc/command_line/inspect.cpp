@@ -1,9 +1,10 @@
 #include <dataparallel/checkpoint.h>
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
 #include "command_line/commands.h"
+#include "command_line/output.h"
 #include "command_line/table.h"
 
 namespace dataparallel::command_line {
@@ -27,8 +28,7 @@ void print_json(const std::string& file, const CheckpointInfo& info) {
                                       {"tensors", tensors},
                                       {"unknown_classes", info.unknown_classes},
                                       {"metadata", info.metadata}};
-  fmt::print("{}\n", all.dump(2, ' ', /*ensure_ascii=*/false,
-                              nlohmann::json::error_handler_t::replace));
+  print(json_text(all));
 }
 
 void print_table(const CheckpointInfo& info) {
@@ -44,15 +44,16 @@ void print_table(const CheckpointInfo& info) {
   }
   if (!info.tensors.empty()) {
     table.print();
-    fmt::print("\n");
+    print("\n");
   }
-  fmt::print("{}, {}, {}\n", info.kind,
-             count_text(info.tensors.size(), "tensor"), size_text(bytes));
+  print(fmt::format("{}, {}, {}\n", info.kind,
+                    count_text(info.tensors.size(), "tensor"),
+                    size_text(bytes)));
   for (const auto& [name, value] : info.metadata) {
-    fmt::print("metadata {}: {}\n", name, value);
+    print(printable("metadata " + name + ": " + value) + "\n");
   }
   for (const std::string& name : info.unknown_classes) {
-    fmt::print("unknown class {}\n", name);
+    print(printable("unknown class " + name) + "\n");
   }
 }
 

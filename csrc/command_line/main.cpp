@@ -9,6 +9,9 @@
 #include <exception>
 
 #include "command_line/commands.h"
+#include "command_line/convert_dtype.h"
+#include "command_line/interruption.h"
+#include "command_line/output.h"
 
 namespace dataparallel::command_line {
 namespace {
@@ -48,12 +51,26 @@ CLI::App* add_diff(CLI::App& app, DiffArguments& arguments) {
   CLI::App* command = app.add_subcommand(
       "diff",
       "Compare what two checkpoints hold: exit code 0 if it is the same, 1 if "
-      "it differs");
+      "it differs. The same are keys with their types; values; of tensors "
+      "dtype, shape, layout, quantization and requires_grad; of containers "
+      "the class, an OrderedDict's order and _metadata. NaN is the same as "
+      "NaN. "
+      "Not compared: strides, devices, and which tensors share memory");
   command->add_option("a", arguments.a, "One checkpoint")->required();
   command->add_option("b", arguments.b, "The other")->required();
+  command->add_flag("--values-only", arguments.values_only,
+                    "Leave aside the classes of mappings and sequences, "
+                    "_metadata, order and requires_grad");
   command->add_flag("--json", arguments.json, "Print JSON");
   return command;
 }
+
+/// torch warns its callers of what is a prototype or will go; here a file has
+/// it, which nobody can change.
+class NoWarnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}
+};
 
 int run(int argc, char** argv) {
   CLI::App app(
@@ -61,7 +78,8 @@ int run(int argc, char** argv) {
       "C++ archives, safetensors), converts and compares them. Nothing in them "
       "is ever executed.",
       "dataparallel");
-  app.require_subcommand(1);
+  // None is looked for below: CLI11 would not name a wrong one.
+  app.require_subcommand(0, 1);
   app.set_version_flag("--version", DATAPARALLEL_VERSION);
   app.footer(
       "Exit codes: 0 done (diff: the same); 1 diff: different; 2 wrong "
@@ -72,13 +90,23 @@ int run(int argc, char** argv) {
   const CLI::App* inspect_command = add_inspect(app, inspect);
   const CLI::App* convert_command = add_convert(app, convert);
   add_diff(app, diff);
+  const auto expected = [](const std::string& what) {
+    return UsageError(what + "; expected inspect, convert or diff");
+  };
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {
     return app.exit(help);
+  } catch (const CLI::ExtrasError& error) {
+    if (app.get_subcommands().empty()) {
+      throw expected("there is no subcommand " + app.remaining().front());
+    }
+    throw UsageError(error.what());
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "dataparallel: {}\n", error.what());
-    return kUsage;
+    throw UsageError(error.what());
+  }
+  if (app.get_subcommands().empty()) {
+    throw expected("a subcommand is required");
   }
   if (inspect_command->parsed()) {
     return inspect_file(inspect);
@@ -90,12 +118,22 @@ int run(int argc, char** argv) {
 }  // namespace dataparallel::command_line
 
 int main(int argc, char** argv) {
+  namespace command_line = dataparallel::command_line;
   try {
-    return dataparallel::command_line::run(argc, argv);
+    command_line::NoWarnings no_warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&no_warnings);
+    const int code = command_line::run(argc, argv);
+    command_line::flush_output();
+    return code;
+  } catch (const command_line::Interrupted& interrupted) {
+    command_line::end_by(interrupted);
+  } catch (const command_line::UsageError& error) {
+    fmt::print(stderr, "dataparallel: {}\n", error.what());
+    return command_line::kUsage;
   } catch (const c10::Error& error) {
     fmt::print(stderr, "dataparallel: {}\n", error.what_without_backtrace());
   } catch (const std::exception& error) {
     fmt::print(stderr, "dataparallel: {}\n", error.what());
   }
-  return dataparallel::command_line::kFailure;
+  return command_line::kFailure;
 }

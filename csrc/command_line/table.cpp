@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "command_line/output.h"
 
 namespace dataparallel::command_line {
 namespace {
@@ -15,7 +17,8 @@ size_t width(const std::string& text) {
       text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-/// Text of a file must not move a terminal's cursor.
+}  // namespace
+
 std::string printable(const std::string& text) {
   std::string result;
   for (const char c : text) {
@@ -27,8 +30,6 @@ std::string printable(const std::string& text) {
   }
   return result;
 }
-
-}  // namespace
 
 void Table::print() const {
   std::vector<std::vector<std::string>> rows;
@@ -48,8 +49,14 @@ void Table::print() const {
       line += columns_[i] == Align::kLeft ? row[i] + space : space + row[i];
     }
     line.resize(line.find_last_not_of(' ') + 1);
-    fmt::print("{}\n", line);
+    command_line::print(line + "\n");
   }
+}
+
+std::string json_text(const nlohmann::ordered_json& json) {
+  return json.dump(2, ' ', /*ensure_ascii=*/false,
+                   nlohmann::ordered_json::error_handler_t::replace) +
+         "\n";
 }
 
 std::string size_text(int64_t bytes) {

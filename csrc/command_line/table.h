@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,12 @@ class Table {
   std::vector<Align> columns_;
   std::vector<std::vector<std::string>> rows_;
 };
+
+/// Text of a file that does not move a terminal's cursor.
+std::string printable(const std::string& text);
+
+/// With a newline; what is no UTF-8 is replaced.
+std::string json_text(const nlohmann::ordered_json& json);
 
 /// `1.5 MiB`.
 std::string size_text(int64_t bytes);

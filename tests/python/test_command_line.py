@@ -2,30 +2,30 @@
 
 import collections
 import json
-import os
-import pty
+import signal
 import stat
+import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-
-TRAIN = os.environ.get("DATAPARALLEL_TRAIN")
-PROGRAM = Path(TRAIN or ".").parent / "dataparallel"
-
-pytestmark = pytest.mark.skipif(
-    not PROGRAM.is_file(), reason=f"there is no {PROGRAM}; set DATAPARALLEL_TRAIN"
+from programs import (
+    DATAPARALLEL,
+    needs_dataparallel,
+    run,
+    run_json,
+    run_on_terminal,
+    run_program,
 )
 
+pytestmark = needs_dataparallel
 
-def run(*arguments, code=0, program=(PROGRAM,)):
-    result = subprocess.run(
-        [*program, *arguments], capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == code, result.stdout + result.stderr
-    return result.stdout if code < 2 else result.stderr
+
+def left_out(*keys):
+    return "left out, as no part of the result: " + ", ".join(map(repr, keys))
 
 
 class Strange:
@@ -46,6 +46,18 @@ def wrapped(net, tmp_path):
     return path
 
 
+def write_safetensors(path, floats, metadata):
+    header, data = {"__metadata__": metadata}, b""
+    for name, values in floats.items():
+        raw = struct.pack(f"<{len(values)}f", *values)
+        offsets = [len(data), len(data) + len(raw)]
+        shape = [len(values)]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": offsets}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
 def same(a, b):
     assert list(a) == list(b)
     return all(torch.equal(a[name], b[name]) for name in a)
@@ -60,12 +72,13 @@ def test_help_and_version_succeed():
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ([], "A subcommand is required"),
-        (["explain", "x"], "A subcommand is required"),
+        ([], "a subcommand is required; expected inspect, convert or diff"),
+        (["explain", "x"], "no subcommand explain; expected inspect, convert"),
         (["inspect"], "file is required"),
         (["convert", "a", "b", "--dtype", "float"], "--dtype: float not in"),
         (["diff", "a"], "b is required"),
         (["inspect", "a", "--bogus"], "not expected: --bogus"),
+        (["convert", "a", "b.pt", "--copy-shared"], "b.pt does not end with"),
     ],
 )
 def test_wrong_arguments_are_one_sentence_and_code_2(arguments, sentence):
@@ -128,14 +141,15 @@ def test_convert_without_options_keeps_everything(wrapped, tmp_path):
 
 def test_convert_strips_and_adds_prefixes(net, wrapped, tmp_path):
     out = tmp_path / "out.pt"
-    run("convert", wrapped, out, "--strip-prefix", "module.")
+    warned = left_out("epoch")
+    run("convert", wrapped, out, "--strip-prefix", "module.", warned=warned)
     bare = torch.load(out, weights_only=True)
     assert isinstance(bare, collections.OrderedDict)
     assert same(bare, net.state_dict())
     assert bare._metadata == net.state_dict()._metadata
     net.load_state_dict(bare)
     arguments = ["--strip-prefix", "module.", "--add-prefix", "backbone."]
-    run("convert", wrapped, out, *arguments)
+    run("convert", wrapped, out, *arguments, warned=warned)
     assert list(torch.load(out))[0] == "backbone.0.weight"
 
 
@@ -144,10 +158,30 @@ def test_convert_takes_the_state_dict_at_a_key(tmp_path, net):
     ema = {name: value + 1 for name, value in net.state_dict().items()}
     torch.save({"a": net.state_dict(), "b": ema}, path)
     out = tmp_path / "out.pt"
-    run("convert", path, out, "--key", "b")
+    run("convert", path, out, "--key", "b", warned=left_out("a"))
     assert same(torch.load(out), ema)
     error = run("convert", path, out, "--strip-prefix", "x.", code=3)
-    assert "a" in error and "b" in error
+    assert 'say which by --key: "a", "b"' in error
+
+
+def test_convert_says_what_it_leaves_out(tmp_path, net):
+    path, out = tmp_path / "a.pt", tmp_path / "out.safetensors"
+    model = {"net": net.state_dict(), "note": "x"}
+    optimizer = torch.optim.SGD(net.parameters(), 0.1).state_dict()
+    torch.save({"epoch": 3, "optimizer": optimizer, "model": model, 5: 1}, path)
+    keys = ["epoch", "optimizer", "5", "model.note"]
+    result = run_json("convert", path, out, warned=left_out(*keys))
+    assert result["left_out"] == keys
+    assert result["entries"] == 7
+
+
+def test_convert_keeps_the_metadata_of_safetensors(tmp_path):
+    path, out = tmp_path / "a.safetensors", tmp_path / "out.safetensors"
+    write_safetensors(path, {"a": [1.0, 2.0]}, {"format": "pt", "by": "me"})
+    run("convert", path, out, "--dtype", "float64")
+    assert run_json("inspect", out)["metadata"] == {"format": "pt", "by": "me"}
+    warned = left_out("__metadata__.by", "__metadata__.format")
+    run("convert", path, tmp_path / "out.pt", warned=warned)
 
 
 def test_convert_changes_floating_point_tensors_only(tmp_path):
@@ -162,9 +196,52 @@ def test_convert_changes_floating_point_tensors_only(tmp_path):
     assert result["n"].dtype == torch.int64
 
 
+def test_convert_keeps_views_of_one_storage(tmp_path):
+    path, out = tmp_path / "a.pt", tmp_path / "out.pt"
+    base = torch.arange(12, dtype=torch.float32)
+    tensors = {
+        "base": base,
+        "tied": base,
+        "matrix": base.view(3, 4).t(),
+        "overlapping": base[2:8],
+        "expanded": base[1:2].expand(3),
+        "negative": torch._neg_view(base[:2]),
+        "sparse": torch.eye(3).to_sparse(),
+        "half": torch.ones(2, dtype=torch.float16),
+        "parameter": torch.nn.Parameter(base[:2]),
+        "complex": torch.ones(2, dtype=torch.complex64),
+    }
+    torch.save(tensors, path)
+    run("convert", path, out, "--dtype", "float16")
+    result = torch.load(out, weights_only=False)
+    for name, tensor in tensors.items():
+        if name != "complex":
+            assert torch.equal(result[name].to_dense(), tensor.to_dense().half())
+    strided = ["tied", "matrix", "overlapping", "expanded", "negative", "parameter"]
+    for name in strided:
+        storage = result[name].untyped_storage()
+        assert storage.data_ptr() == result["base"].untyped_storage().data_ptr()
+        assert result[name].stride() == tensors[name].stride()
+    assert result["parameter"].requires_grad
+    assert not result["base"].requires_grad
+    assert result["complex"].dtype == torch.complex64
+    result["base"][2] = 100
+    assert result["overlapping"][0] == 100 == result["matrix"][2, 0]
+
+
+def test_convert_names_a_tensor_that_cannot_be_converted(tmp_path):
+    path, out = tmp_path / "a.pt", tmp_path / "out.pt"
+    odd = torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    torch.save({"a": torch.ones(2), "odd": odd}, path)
+    error = run("convert", path, out, "--dtype", "float32", code=3)
+    assert "'odd', of dtype float4_e2m1fn_x2, cannot become float32" in error
+    assert not out.exists()
+
+
 def test_convert_writes_safetensors_and_reads_them(wrapped, net, tmp_path):
     out = tmp_path / "out.safetensors"
-    run("convert", wrapped, out, "--strip-prefix", "module.")
+    arguments = ["--strip-prefix", "module."]
+    run("convert", wrapped, out, *arguments, warned=left_out("epoch"))
     back = tmp_path / "back.pt"
     run("convert", out, back)
     result = torch.load(back)
@@ -178,7 +255,9 @@ def test_convert_refuses_shared_tensors_in_safetensors(tmp_path):
     path = tmp_path / "a.pt"
     torch.save({"a": weight, "b": weight}, path)
     out = tmp_path / "out.safetensors"
-    assert "'a' and 'b' share memory" in run("convert", path, out, code=3)
+    error = run("convert", path, out, code=3)
+    assert "'a' and 'b' share memory" in error
+    assert "--copy-shared writes a copy of each" in error
     assert not out.exists()
     run("convert", path, out, "--copy-shared")
     assert run("diff", path, out).startswith("the same, 2 values")
@@ -196,69 +275,48 @@ def test_convert_of_unknown_classes_names_them_and_writes_nothing(tmp_path):
 
 def test_convert_prints_json(wrapped, tmp_path):
     out = tmp_path / "out.pt"
-    text = run("convert", wrapped, out, "--strip-prefix", "module.", "--json")
-    assert json.loads(text) == {
+    arguments = ["--strip-prefix", "module."]
+    assert run_json("convert", wrapped, out, *arguments, warned=left_out("epoch")) == {
         "file": str(out),
         "nbytes": out.stat().st_size,
         "entries": 7,
+        "left_out": ["epoch"],
     }
 
 
 def test_a_file_can_be_converted_into_itself(wrapped, net):
-    run("convert", wrapped, wrapped, "--strip-prefix", "module.")
+    arguments = ["--strip-prefix", "module."]
+    run("convert", wrapped, wrapped, *arguments, warned=left_out("epoch"))
     assert same(torch.load(wrapped), net.state_dict())
 
 
-def test_diff_of_the_same_is_0_across_formats(wrapped, tmp_path):
-    assert run("diff", wrapped, wrapped) == "the same, 8 values compared\n"
-    legacy = tmp_path / "legacy.pt"
-    torch.save(torch.load(wrapped), legacy, _use_new_zipfile_serialization=False)
-    assert json.loads(run("diff", wrapped, legacy, "--json")) == {
-        "same": True,
-        "differences": [],
-    }
+@pytest.mark.parametrize("arguments", [["--help"], ["inspect"], ["convert"], ["diff"]])
+@pytest.mark.parametrize("target", ["/dev/full", None])
+def test_output_that_cannot_be_written_is_an_error(arguments, target, tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save({f"layer.{i}": torch.ones(1) for i in range(500)}, path)
+    files = {"inspect": [path], "convert": [path, tmp_path / "out.pt"]}
+    files["diff"] = [path, path]
+    shell = 'exec "$@" > ' + target if target else 'exec "$@" >&-'
+    command = ["-c", shell, "sh", DATAPARALLEL, *arguments]
+    result = run_program("sh", *command, *files.get(arguments[0], []))
+    assert result.returncode == 3
+    assert "standard output cannot be written (" in result.stderr
 
 
-def test_diff_of_different_files_is_1_and_says_what_differs(tmp_path):
-    a, b = tmp_path / "a.pt", tmp_path / "b.pt"
-    nan = torch.tensor([float("nan"), 1.0])
-    common = {"same": torch.ones(2), "nan": nan, "text": "x", "list": [1, 2.5]}
-    torch.save(
-        {
-            **common,
-            "values": torch.tensor([1.0, 2.0, 3.0]),
-            "dtype": torch.ones(2),
-            "shape": torch.ones(2),
-            "only a": torch.ones(1),
-            "number": 1,
-        },
-        a,
-    )
-    torch.save(
-        {
-            **common,
-            "values": torch.tensor([1.0, 2.5, 1.0]),
-            "dtype": torch.ones(2).half(),
-            "shape": torch.ones(2, 1),
-            "only b": None,
-            "number": 1.0,
-        },
-        b,
-    )
-    differences = json.loads(run("diff", a, b, "--json", code=1))["differences"]
-    assert {item["key"]: (item["a"], item["b"]) for item in differences} == {
-        "values": ("float32 [3]", "float32 [3]"),
-        "dtype": ("float32 [2]", "float16 [2]"),
-        "shape": ("float32 [2]", "float32 [2, 1]"),
-        "only a": ("float32 [1]", None),
-        "only b": (None, "None"),
-        "number": ("1", "1."),
-    }
-    assert differences[0]["different_values"] == 2
-    assert differences[0]["max_difference"] == 2
-    table = run("diff", a, b, code=1)
-    assert "2 values differ, by 2 at most" in table
-    assert table.endswith("6 differences\n")
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_convert_leaves_the_old_file(signal_number, tmp_path):
+    path, out = tmp_path / "a.pt", tmp_path / "out.pt"
+    torch.save({str(i): torch.zeros(1 << 18) for i in range(300)}, path)
+    out.write_text("old")
+    process = subprocess.Popen([DATAPARALLEL, "convert", path, out])
+    while process.poll() is None and len(list(tmp_path.iterdir())) < 3:
+        time.sleep(0.001)
+    process.send_signal(signal_number)
+    process.wait()
+    assert process.returncode == -signal_number
+    assert out.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_diff_that_fails_is_neither_0_nor_1(wrapped, tmp_path):
@@ -277,21 +335,8 @@ def test_progress_is_on_standard_error_of_a_terminal_only(tmp_path):
     path, out = tmp_path / "a.pt", tmp_path / "b.pt"
     torch.save({str(i): torch.rand(1 << 20) for i in range(200)}, path)
     assert run("convert", path, out)
-    controller, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [PROGRAM, "diff", path, out], stderr=terminal, stdout=subprocess.PIPE
-    )
-    os.close(terminal)
-    output = b""
-    try:
-        while chunk := os.read(controller, 4096):
-            output += chunk
-    except OSError:  # Linux: the last writer has closed the terminal
-        pass
-    os.close(controller)
-    assert process.stdout.read() == b"the same, 200 values compared\n"
-    process.stdout.close()
-    assert process.wait() == 0
+    output, result = run_on_terminal("stderr", DATAPARALLEL, "diff", path, out)
+    assert result == b"the same, 200 values compared\n"
     assert not output or output.startswith(b"\r\x1b[Kcomparing [#")
 
 

@@ -1,22 +1,15 @@
-"""The main job, `benchmarks/train.cpp`, run as its users run it.
-
-The program's path is the environment variable DATAPARALLEL_TRAIN.
-"""
+"""The main job, `benchmarks/train.cpp`, run as its users run it."""
 
 import collections
 import os
-import pty
 import re
 import subprocess
 
 import pytest
 import torch
+from programs import TRAIN, needs_train, run_on_terminal, run_program
 
-TRAIN = os.environ.get("DATAPARALLEL_TRAIN")
-
-pytestmark = pytest.mark.skipif(
-    not TRAIN, reason="DATAPARALLEL_TRAIN, the path of train, is not set"
-)
+pytestmark = needs_train
 
 EPOCH_LINE = re.compile(
     r"epoch +(\d+)/2  loss \d+\.\d{4}  accuracy +\d+\.\d %  +\d+ samples/s"
@@ -24,14 +17,7 @@ EPOCH_LINE = re.compile(
 
 
 def train(*arguments, **environment):
-    return subprocess.run(
-        [TRAIN, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **environment},
-    )
+    return run_program(TRAIN, *arguments, env={**os.environ, **environment})
 
 
 def accuracies(output):
@@ -122,14 +108,7 @@ def test_a_folder_that_goes_while_training_is_one_sentence_and_a_failure(tmp_pat
 
 def test_output_that_cannot_be_written_is_a_failure():
     with open("/dev/full", "w") as full:
-        result = subprocess.run(
-            [TRAIN, "--devices", "cpu", "--epochs", "1"],
-            check=False,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=300,
-        )
+        result = run_program(TRAIN, "--devices", "cpu", "--epochs", "1", stdout=full)
     assert result.returncode == 1
     assert re.fullmatch(r"train: .*\n", result.stderr)
 
@@ -183,19 +162,8 @@ def test_progress_is_one_plain_line_an_epoch_when_not_on_a_terminal(short_run):
 
 
 def test_progress_is_a_bar_redrawn_in_place_on_a_terminal():
-    controller, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [TRAIN, "--devices", "cpu,cpu", "--epochs", "1"], stdout=terminal
-    )
-    os.close(terminal)
-    output = b""
-    try:
-        while chunk := os.read(controller, 4096):
-            output += chunk
-    except OSError:  # Linux: the last writer has closed the terminal
-        pass
-    os.close(controller)
-    assert process.wait(timeout=300) == 0
+    arguments = ["--devices", "cpu,cpu", "--epochs", "1"]
+    output, _ = run_on_terminal("stdout", TRAIN, *arguments)
     assert re.search(rb"\r\x1b\[Kepoch  1/1 \[#*\.*\] loss ", output)
 
 
