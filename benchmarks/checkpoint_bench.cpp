@@ -16,8 +16,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <map>
+#include <functional>
 #include <optional>
+#include <vector>
 
 namespace {
 
@@ -169,51 +170,81 @@ void compete(const std::string& program, const Competition& competition,
   std::fflush(stdout);
 }
 
-void generate(const std::string& path, int64_t tensors, int64_t elements) {
+struct Size {
+  std::string name;
+  int64_t tensors;
+  int64_t elements;  // of each
+};
+
+const std::vector<Size>& sizes() {
+  static const std::vector<Size> result = {
+      {"1 GiB in 256 tensors", 256, 1 << 20},
+      {"50,000 tensors of 1 KiB", 50000, 256}};
+  return result;
+}
+
+/// All of them, on the files `path` + ".pt" and + ".safetensors".
+std::vector<Competition> competitions(const std::string& path) {
+  const std::string pt = path + ".pt";
+  const std::string st = path + ".safetensors";
+  return {
+      {"open", "open", pt, "torch_open", "torch.load(mmap=True)"},
+      {"open safetensors", "open", st, "safetensors_open",
+       "safetensors.load_file"},
+      {"open, read every page", "touch", pt, "torch_touch",
+       "torch.load(mmap=True)"},
+      {"open safetensors, read every page", "touch", st, "safetensors_touch",
+       "safetensors.load_file"},
+      {"read into memory", "read", pt, "torch_read", "torch.load"},
+      {"save, synced", "save", pt, "torch_save", "torch.save"},
+      {"save, synced", "save", pt, "torch_save_sync", "torch.save, fsync"},
+      {"save_safetensors, synced", "save", st, "safetensors_save",
+       "safetensors.save_file"},
+      {"save_safetensors, synced", "save", st, "safetensors_save_sync",
+       "safetensors, fsync"},
+  };
+}
+
+void generate(const std::string& path, const Size& size) {
   dp::StateDict dict;
-  for (int64_t i = 0; i < tensors; ++i) {
-    dict.insert(fmt::format("layer.{}.weight", i), torch::rand({elements}));
+  for (int64_t i = 0; i < size.tensors; ++i) {
+    dict.insert(fmt::format("layer.{}.weight", i),
+                torch::rand({size.elements}));
   }
   dp::save(dict, path + ".pt");
   dp::save_safetensors(dict, path + ".safetensors");
 }
 
+/// Those whose size's and own names contain `filter`.
 void compare_all(const std::string& program, const std::string& folder,
-                 int rounds) {
+                 int rounds, const std::string& filter) {
   fmt::print(
       "torch {}; times: least of {}, then the median of {} rounds; memory: the "
       "most beyond what was there before\nratio: the competitor's time / ours, "
       "above 1 ours is faster; median [least .. most]\ncpu ratio: the same of "
       "the processor time, for machines that others use too\n",
       TORCH_VERSION, kRepeats, rounds);
-  const std::map<std::string, std::pair<int64_t, int64_t>> cases = {
-      {"1 GiB in 256 tensors", {256, 1 << 20}},
-      {"50,000 tensors of 1 KiB", {50000, 256}}};
-  for (const auto& [name, size] : cases) {
-    const std::string path = folder + "/bench";
-    generate(path, size.first, size.second);
-    fmt::print("\n{}\n", name);
-    const std::string pt = path + ".pt";
-    const std::string st = path + ".safetensors";
-    for (const Competition& competition : std::vector<Competition>{
-             {"open", "open", pt, "torch_open", "torch.load(mmap=True)"},
-             {"open safetensors", "open", st, "safetensors_open",
-              "safetensors.load_file"},
-             {"open, read every page", "touch", pt, "torch_touch",
-              "torch.load(mmap=True)"},
-             {"open, read every page", "touch", st, "safetensors_touch",
-              "safetensors.load_file"},
-             {"read into memory", "read", pt, "torch_read", "torch.load"},
-             {"save, synced", "save", pt, "torch_save", "torch.save"},
-             {"save, synced", "save", pt, "torch_save_sync",
-              "torch.save, fsync"},
-             {"save_safetensors, synced", "save", st, "safetensors_save",
-              "safetensors.save_file"},
-             {"save_safetensors, synced", "save", st, "safetensors_save_sync",
-              "safetensors, fsync"}}) {
+  const std::string path = folder + "/bench";
+  bool any = false;
+  for (const Size& size : sizes()) {
+    std::vector<Competition> chosen = competitions(path);
+    std::erase_if(chosen, [&](const Competition& competition) {
+      return (size.name + ": " + competition.what).find(filter) ==
+             std::string::npos;
+    });
+    if (chosen.empty()) {
+      continue;
+    }
+    any = true;
+    generate(path, size);
+    fmt::print("\n{}\n", size.name);
+    for (const Competition& competition : chosen) {
       compete(program, competition, rounds);
     }
   }
+  TORCH_CHECK_VALUE(any, "checkpoint_bench: --filter is '", filter,
+                    "', which no measurement's name contains, as '",
+                    sizes()[0].name, ": ", competitions(path)[0].what, "'");
 }
 
 }  // namespace
@@ -228,6 +259,9 @@ int main(int argc, char** argv) {
   app.add_option("--folder", folder, "where the files go, 2.2 GiB")
       ->capture_default_str();
   app.add_option("--rounds", rounds)->capture_default_str();
+  std::string filter;
+  app.add_option("--filter", filter,
+                 "only what contains this, as '50,000 tensors of 1 KiB: save'");
   CLI11_PARSE(app, argc, argv);
   if (!worker.empty()) {
     const Measurement result = measure(worker[0], worker[1]);
@@ -239,7 +273,8 @@ int main(int argc, char** argv) {
   std::filesystem::create_directory(folder);
   int status = 0;
   try {
-    compare_all(std::filesystem::canonical("/proc/self/exe"), folder, rounds);
+    compare_all(std::filesystem::canonical("/proc/self/exe"), folder, rounds,
+                filter);
   } catch (const c10::Error& error) {
     fmt::print(stderr, "{}\n", error.what_without_backtrace());
     status = 1;
