@@ -48,7 +48,8 @@ std::string folder_of(const std::string& path) {
 AtomicFile::AtomicFile(const std::string& path)
     : given_(path), path_(resolve(path)) {
   struct stat status;
-  if (::stat(path_.c_str(), &status) != 0) {
+  // As given: what /dev/stdout leads to may have no name.
+  if (::stat(given_.c_str(), &status) != 0) {
     if (errno != ENOENT) {
       fail("cannot be written", errno);
     }
@@ -57,7 +58,7 @@ AtomicFile::AtomicFile(const std::string& path)
     open_temporary();
     take_permissions();
   } else {
-    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+    descriptor_ = ::open(given_.c_str(), O_WRONLY | O_CLOEXEC);
     if (descriptor_ < 0) {
       fail("cannot be written", errno);
     }

@@ -28,7 +28,6 @@ class AtomicFile {
   void commit();
 
  private:
-  void open(const std::string& path);
   void open_temporary();
   void take_permissions();
   void flush();

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -39,6 +40,12 @@ Metadata metadata_of(const std::string& path) {
 
 StateDict change(StateDict dict, const ConvertArguments& arguments) {
   if (arguments.strip_prefix.has_value()) {
+    if (std::none_of(dict.begin(), dict.end(), [&](const auto& item) {
+          return item.first.starts_with(*arguments.strip_prefix);
+        })) {
+      fmt::print(stderr, "dataparallel: no name begins with '{}'\n",
+                 printable(*arguments.strip_prefix));
+    }
     dict = strip_prefix(dict, *arguments.strip_prefix);
   }
   if (arguments.add_prefix.has_value()) {
@@ -80,7 +87,8 @@ void write(const c10::IValue& value, const StateDict& dict,
   }
 }
 
-void warn_of_left_out(const std::vector<std::string>& others) {
+void warn_of_left_out(const ConvertArguments& arguments,
+                      const std::vector<std::string>& others) {
   constexpr size_t kMost = 20;
   if (others.empty()) {
     return;
@@ -92,28 +100,40 @@ void warn_of_left_out(const std::vector<std::string>& others) {
   if (others.size() > kMost) {
     text += fmt::format(" and {} more", others.size() - kMost);
   }
-  fmt::print(stderr, "dataparallel: left out, as no part of the result: {}\n",
-             text);
+  fmt::print(stderr, "dataparallel: left out of {}: {}\n",
+             printable(arguments.output), text);
 }
 
+/// On standard output; on standard error if OUT may be that, as a device or a
+/// pipe.
 void report(const ConvertArguments& arguments, std::optional<size_t> entries,
             const std::vector<std::string>& others) {
+  const bool is_file = std::filesystem::is_regular_file(arguments.output);
   const auto bytes =
-      static_cast<int64_t>(std::filesystem::file_size(arguments.output));
+      is_file
+          ? static_cast<int64_t>(std::filesystem::file_size(arguments.output))
+          : 0;
+  std::string text;
   if (arguments.json) {
-    nlohmann::ordered_json all = {{"file", arguments.output},
-                                  {"nbytes", bytes}};
+    nlohmann::ordered_json all = {{"file", arguments.output}};
+    all["nbytes"] =
+        is_file ? nlohmann::ordered_json(bytes) : nlohmann::ordered_json();
     all["entries"] = entries.has_value() ? nlohmann::ordered_json(*entries)
                                          : nlohmann::ordered_json();
     all["left_out"] = others;
-    print(json_text(all));
+    text = json_text(all);
   } else {
-    print(fmt::format("{}: {}, {}\n", arguments.output,
-                      entries.has_value()
-                          ? fmt::format("{} {}", *entries,
-                                        *entries == 1 ? "entry" : "entries")
-                          : "the whole checkpoint",
-                      size_text(bytes)));
+    text =
+        printable(arguments.output) + ": " +
+        (entries.has_value() ? fmt::format("{} {}", *entries,
+                                           *entries == 1 ? "entry" : "entries")
+                             : "the whole checkpoint") +
+        (is_file ? ", " + size_text(bytes) : "") + "\n";
+  }
+  if (is_file) {
+    print(text);
+  } else {
+    fmt::print(stderr, "{}", text);
   }
 }
 
@@ -146,7 +166,7 @@ int convert_file(const ConvertArguments& arguments) {
       others.push_back("__metadata__." + name);
     }
   }
-  warn_of_left_out(others);
+  warn_of_left_out(arguments, others);
   report(arguments, entries, others);
   return kSuccess;
 }

@@ -24,8 +24,8 @@ from programs import (
 pytestmark = needs_dataparallel
 
 
-def left_out(*keys):
-    return "left out, as no part of the result: " + ", ".join(map(repr, keys))
+def left_out(path, *keys):
+    return f"left out of {path}: " + ", ".join(map(repr, keys))
 
 
 class Strange:
@@ -141,7 +141,7 @@ def test_convert_without_options_keeps_everything(wrapped, tmp_path):
 
 def test_convert_strips_and_adds_prefixes(net, wrapped, tmp_path):
     out = tmp_path / "out.pt"
-    warned = left_out("epoch")
+    warned = left_out(out, "epoch")
     run("convert", wrapped, out, "--strip-prefix", "module.", warned=warned)
     bare = torch.load(out, weights_only=True)
     assert isinstance(bare, collections.OrderedDict)
@@ -158,7 +158,7 @@ def test_convert_takes_the_state_dict_at_a_key(tmp_path, net):
     ema = {name: value + 1 for name, value in net.state_dict().items()}
     torch.save({"a": net.state_dict(), "b": ema}, path)
     out = tmp_path / "out.pt"
-    run("convert", path, out, "--key", "b", warned=left_out("a"))
+    run("convert", path, out, "--key", "b", warned=left_out(out, "a"))
     assert same(torch.load(out), ema)
     error = run("convert", path, out, "--strip-prefix", "x.", code=3)
     assert 'say which by --key: "a", "b"' in error
@@ -170,7 +170,7 @@ def test_convert_says_what_it_leaves_out(tmp_path, net):
     optimizer = torch.optim.SGD(net.parameters(), 0.1).state_dict()
     torch.save({"epoch": 3, "optimizer": optimizer, "model": model, 5: 1}, path)
     keys = ["epoch", "optimizer", "5", "model.note"]
-    result = run_json("convert", path, out, warned=left_out(*keys))
+    result = run_json("convert", path, out, warned=left_out(out, *keys))
     assert result["left_out"] == keys
     assert result["entries"] == 7
 
@@ -180,8 +180,9 @@ def test_convert_keeps_the_metadata_of_safetensors(tmp_path):
     write_safetensors(path, {"a": [1.0, 2.0]}, {"format": "pt", "by": "me"})
     run("convert", path, out, "--dtype", "float64")
     assert run_json("inspect", out)["metadata"] == {"format": "pt", "by": "me"}
-    warned = left_out("__metadata__.by", "__metadata__.format")
-    run("convert", path, tmp_path / "out.pt", warned=warned)
+    out = tmp_path / "out.pt"
+    warned = left_out(out, "__metadata__.by", "__metadata__.format")
+    run("convert", path, out, warned=warned)
 
 
 def test_convert_changes_floating_point_tensors_only(tmp_path):
@@ -241,7 +242,7 @@ def test_convert_names_a_tensor_that_cannot_be_converted(tmp_path):
 def test_convert_writes_safetensors_and_reads_them(wrapped, net, tmp_path):
     out = tmp_path / "out.safetensors"
     arguments = ["--strip-prefix", "module."]
-    run("convert", wrapped, out, *arguments, warned=left_out("epoch"))
+    run("convert", wrapped, out, *arguments, warned=left_out(out, "epoch"))
     back = tmp_path / "back.pt"
     run("convert", out, back)
     result = torch.load(back)
@@ -276,7 +277,9 @@ def test_convert_of_unknown_classes_names_them_and_writes_nothing(tmp_path):
 def test_convert_prints_json(wrapped, tmp_path):
     out = tmp_path / "out.pt"
     arguments = ["--strip-prefix", "module."]
-    assert run_json("convert", wrapped, out, *arguments, warned=left_out("epoch")) == {
+    assert run_json(
+        "convert", wrapped, out, *arguments, warned=left_out(out, "epoch")
+    ) == {
         "file": str(out),
         "nbytes": out.stat().st_size,
         "entries": 7,
@@ -286,7 +289,8 @@ def test_convert_prints_json(wrapped, tmp_path):
 
 def test_a_file_can_be_converted_into_itself(wrapped, net):
     arguments = ["--strip-prefix", "module."]
-    run("convert", wrapped, wrapped, *arguments, warned=left_out("epoch"))
+    warned = left_out(wrapped, "epoch")
+    run("convert", wrapped, wrapped, *arguments, warned=warned)
     assert same(torch.load(wrapped), net.state_dict())
 
 
@@ -317,6 +321,31 @@ def test_an_interrupted_convert_leaves_the_old_file(signal_number, tmp_path):
     assert process.returncode == -signal_number
     assert out.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_prefix_that_no_name_has_is_told(tmp_path, net):
+    path, out = tmp_path / "a.pt", tmp_path / "out.pt"
+    torch.save(net.state_dict(), path)
+    warned = "no name begins with 'module.'"
+    run("convert", path, out, "--strip-prefix", "module.", warned=warned)
+    assert same(torch.load(out), net.state_dict())
+
+
+def test_a_pipe_gets_the_checkpoint_and_nothing_else(wrapped, tmp_path):
+    out = tmp_path / "out.pt"
+    script = '"$0" convert "$1" /dev/stdout | cat > "$2"'
+    result = run_program("bash", "-c", script, DATAPARALLEL, wrapped, out)
+    assert result.stderr == "/dev/stdout: the whole checkpoint\n"
+    run("diff", wrapped, out)
+    result = run_program(DATAPARALLEL, "convert", wrapped, "/dev/null", "--json")
+    assert json.loads(result.stderr)["nbytes"] is None
+
+
+def test_a_checkpoint_is_read_from_a_pipe(wrapped, tmp_path):
+    out = tmp_path / "out.pt"
+    script = 'cat "$1" | "$0" convert /dev/stdin "$2"'
+    assert not run_program("bash", "-c", script, DATAPARALLEL, wrapped, out).stderr
+    run("diff", wrapped, out)
 
 
 def test_diff_that_fails_is_neither_0_nor_1(wrapped, tmp_path):
