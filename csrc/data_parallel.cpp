@@ -87,13 +87,32 @@ struct HandOver : torch::autograd::Function<HandOver> {
   }
 };
 
+/// The identity, by a tensor that is no view of the leaf: forward may write to
+/// it in place.
+struct SameMemory : torch::autograd::Function<SameMemory> {
+  static at::Tensor forward(torch::autograd::AutogradContext*,
+                            const at::Tensor& leaf) {
+    if (leaf.layout() != at::kStrided) {
+      return leaf.clone();
+    }
+    return at::empty({0}, leaf.options())
+        .set_(leaf.storage(), leaf.storage_offset(), leaf.sizes(),
+              leaf.strides());
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext*,
+      torch::autograd::variable_list gradients) {
+    return gradients;
+  }
+};
+
 }  // namespace
 
 void CutGraph::tensor(at::Tensor& tensor, const std::string&) {
   if (tensor.defined() && tensor.requires_grad()) {
-    at::Tensor leaf = tensor.detach().requires_grad_();
+    const at::Tensor leaf = tensor.detach().requires_grad_();
     cuts.emplace_back(tensor, leaf);
-    tensor = std::move(leaf);
+    tensor = SameMemory::apply(leaf);
   }
 }
 
@@ -145,7 +164,7 @@ void add_up(std::vector<ReplicaGradients>& gradients, size_t first, size_t step,
   wait_for_comm(devices.front());
 }
 
-void backward_into(std::vector<ReplicaGradients> gradients) {
+void backward_into(std::vector<ReplicaGradients> gradients, OneCall& call) {
   std::map<std::string, std::pair<std::vector<at::Tensor>,
                                   c10::intrusive_ptr<HeldGradients>>>
       by_device;
@@ -158,14 +177,12 @@ void backward_into(std::vector<ReplicaGradients> gradients) {
     held->gradients.push_back(std::move(parts.front()));
   }
   std::vector<at::Tensor> roots;
-  std::vector<at::Tensor> unread;
   for (auto& [device, group] : by_device) {
     auto& [originals, held] = group;
     roots.push_back(HandOver::apply(at::TensorList(originals), held));
-    unread.push_back(roots.back().detach());
   }
   if (!roots.empty()) {
-    torch::autograd::backward(roots, unread);
+    call.backward(roots);
   }
 }
 
@@ -181,9 +198,10 @@ void check_loss(const WeightedLoss& loss) {
       "loss: the loss function returned ", described(loss.loss),
       ", expected a floating-point scalar, the mean over the replica's "
       "samples");
-  TORCH_CHECK_VALUE(!loss.weight.defined() || loss.weight.dim() == 0,
+  TORCH_CHECK_VALUE(!loss.weight.defined() ||
+                        (loss.weight.dim() == 0 && !loss.weight.is_complex()),
                     "loss: the loss function returned as weight ",
-                    described(loss.weight), ", expected a scalar");
+                    described(loss.weight), ", expected a real scalar");
 }
 
 void check_weights(const std::vector<WeightedLoss>& losses) {
@@ -219,8 +237,10 @@ std::vector<at::Tensor> shares_of(const std::vector<at::Tensor>& weights,
     shares.push_back(moved(weight, target).to(at::kDouble));
     total = total.defined() ? total + shares.back() : shares.back();
   }
+  // No weight at all: what is a loss all the same counts evenly.
+  const double even = 1.0 / static_cast<double>(weights.size());
   for (at::Tensor& share : shares) {
-    share = share / total;
+    share = at::where(total == 0, even, share / total);
   }
   return shares;
 }
@@ -243,10 +263,6 @@ at::Tensor weighted_sum(const std::vector<at::Tensor>& losses,
 
 at::Tensor scalar(double value) {
   return at::scalar_tensor(value, at::kDouble);
-}
-
-void run_backward(const at::Tensor& loss) {
-  loss.backward();
 }
 
 WeightedLoss weighted_loss(std::pair<at::Tensor, double> loss) {

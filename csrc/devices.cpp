@@ -38,6 +38,8 @@ at::Device check_device(const std::string& function,
   if (device.is_cpu()) {
     return at::Device(at::kCPU);
   }
+  TORCH_CHECK_VALUE(!device.is_meta(), function, ": ", argument,
+                    " is meta, expected a device whose tensors hold values");
   const int64_t count = device_count(device.type());
   TORCH_CHECK_VALUE(device.has_index() ? device.index() < count : count > 0,
                     function, ": ", argument, " is ", device, ", but there ",

@@ -324,6 +324,8 @@ class ShownScriptModule : public torch::nn::Module {
  public:
   explicit ShownScriptModule(torch::jit::Module module)
       : torch::nn::Module("ScriptModule"), script_(std::move(module)) {
+    // Before it has children, whose modes are their own.
+    torch::nn::Module::train(is_training());
     for (const auto& item : script_.named_parameters(/*recurse=*/false)) {
       if (item.value.defined()) {
         register_parameter(item.name, item.value, item.value.requires_grad());
@@ -338,7 +340,6 @@ class ShownScriptModule : public torch::nn::Module {
       register_module(child.name,
                       std::make_shared<ShownScriptModule>(child.value));
     }
-    torch::nn::Module::train(script_.is_training());
   }
 
   void train(bool on = true) override {
@@ -386,6 +387,15 @@ std::unique_ptr<ModuleAccess> access_module(torch::jit::Module module) {
 std::shared_ptr<torch::nn::Module> show_script_module(
     torch::jit::Module module) {
   return std::make_shared<ShownScriptModule>(std::move(module));
+}
+
+bool is_empty(const torch::jit::Module& module) {
+  try {
+    module._ivalue();
+    return false;
+  } catch (const c10::Error&) {  // its only way to say so
+    return true;
+  }
 }
 
 const torch::jit::Module* shown_script_module(const torch::nn::Module& module) {
@@ -438,14 +448,19 @@ std::shared_ptr<torch::nn::Module> checked_clone(
   std::shared_ptr<torch::nn::Module> clone;
   try {
     clone = module.clone(device);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
   } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    const bool has_none =
+        text.find("clone() has not been implemented") != std::string::npos;
     TORCH_CHECK_TYPE(
         false, function, ": ", type,
-        " cannot be replicated, its clone() says: ",
-        error.what_without_backtrace(), "\nEither derive it from ",
-        "torch::nn::Cloneable<", type,
-        "> and register everything in reset(), or pass a factory that makes "
-        "one for a device");
+        " cannot be replicated, its clone() says: ", text, "\nEither ",
+        has_none ? "derive it from torch::nn::Cloneable<" + type + "> and "
+                 : std::string(),
+        "register everything in reset(), or pass a factory that makes one for "
+        "a device");
   }
   const torch::nn::Module& made = *clone;
   TORCH_CHECK_TYPE(typeid(made) == typeid(module), function, ": the clone of ",

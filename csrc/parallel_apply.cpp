@@ -2,6 +2,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <dataparallel/parallel_apply.h>
+#include <torch/csrc/jit/runtime/jit_exception.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -77,6 +78,9 @@ void rethrow_with(const std::exception& error, const std::string& where) {
   } catch (c10::Error& e) {
     e.add_context(where);
     throw;
+  } catch (const torch::jit::JITException& e) {
+    throw torch::jit::JITException(e.what() + (" (" + where + ")"),
+                                   e.getPythonClassName(), e.getOriginalMsg());
   } catch (const std::exception& e) {
     rethrow_with<std::runtime_error>(e, where);
     rethrow_with<std::range_error>(e, where);
@@ -87,12 +91,11 @@ void rethrow_with(const std::exception& error, const std::string& where) {
     rethrow_with<std::domain_error>(e, where);
     rethrow_with<std::length_error>(e, where);
     rethrow_with<std::out_of_range>(e, where);
-    TORCH_WARN_ONCE(
-        where,
-        " throws an exception whose message cannot be added to: ", e.what());
+    TORCH_WARN(where, " throws an exception whose message cannot be added to: ",
+               e.what());
     throw;
   } catch (...) {
-    TORCH_WARN_ONCE(where, " throws an exception without a message");
+    TORCH_WARN(where, " throws an exception without a message");
     throw;
   }
 }

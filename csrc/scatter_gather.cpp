@@ -109,14 +109,18 @@ at::Tensor cut(const at::Tensor& tensor, int64_t dim, int64_t start,
   return tensor.narrow(dim, start, size);
 }
 
-/// A part through which gradients flow is a copy: replicas that write to theirs
-/// in place at the same time must not meet in the graph of the tensor that they
-/// are views of. Other parts stay views, whose version counter tells autograd
-/// when the caller fills the batch anew before backward.
-at::Tensor apart(const at::Tensor& part) {
-  return part.requires_grad() && part.layout() == at::kStrided ? part.clone()
-                                                               : part;
-}
+// Note [Parts of a batch]
+//
+// A part on the batch's own device is a view of it, where nothing speaks
+// against that. Two things do:
+//
+// - Gradients flow through it: replicas that write to theirs in place at the
+//   same time must not meet in the graph of the tensor they are views of.
+// - Several replicas of a wrapper have parts on that device, and backward will
+//   come (CPU replicas in training). All views of one tensor share its version
+//   counter; so where one replica changes its part in place, autograd takes all
+//   other parts that have been saved for changed, and backward throws, or does
+//   not, by the timing of the threads.
 
 rnn::PackedSequence moved_sequence(const rnn::PackedSequence& sequence,
                                    at::Device device) {
@@ -211,7 +215,12 @@ at::Tensor TakeChunk::part_of(const at::Tensor& tensor) const {
   if (rule.kind == InputRule::Kind::kSplit && tensor.dim() > 0) {
     const int64_t dim = rule.dim < 0 ? rule.dim + tensor.dim() : rule.dim;
     const at::Tensor part = cut(tensor, dim, chunk.start, chunk.size);
-    return here ? apart(part) : moved(part, chunk.device);
+    if (!here) {
+      return moved(part, chunk.device);
+    }
+    return (apart || part.requires_grad()) && part.layout() == at::kStrided
+               ? part.clone()
+               : part;
   }
   if (here && tensor.dim() == 0) {
     return chunk.replica == 0 ? tensor : tensor.clone();
@@ -224,7 +233,7 @@ void TakeChunk::tensor(at::Tensor& tensor, const std::string&) {
     return;
   }
   const auto* key = tensor.unsafeGetTensorImpl();
-  const auto [first, last] = copied_.equal_range(key);
+  const auto [first, last] = taken_.equal_range(key);
   for (auto at = first; at != last; ++at) {
     if (at->second.rule == rule) {
       tensor = at->second.part;
@@ -232,8 +241,8 @@ void TakeChunk::tensor(at::Tensor& tensor, const std::string&) {
     }
   }
   at::Tensor part = part_of(tensor);
-  if (!part.has_storage() || !part.is_alias_of(tensor)) {
-    copied_.emplace(key, Copied{tensor, rule, part});
+  if (!part.is_same(tensor)) {
+    taken_.emplace(key, Taken{tensor, rule, part});
   }
   tensor = std::move(part);
 }
@@ -358,6 +367,13 @@ at::Tensor Join::tensors(const std::vector<at::Tensor>& tensors,
     layout << "of layout " << tensor.layout();
     return layout.str();
   });
+  const at::Tensor& first = tensors.front();
+  TORCH_CHECK_VALUE(tensors.size() == 1 ||
+                        (!first.is_nested() &&
+                         (first.layout() == at::kStrided || first.is_sparse())),
+                    "gather: ", path, " has layout ", first.layout(),
+                    first.is_nested() ? " (nested)" : "",
+                    ", which cannot be joined");
   all([](const at::Tensor& tensor) {
     return "of " + std::to_string(tensor.dim()) + " dimensions";
   });

@@ -88,13 +88,22 @@ void ReplicaEdges::lay_out() {
 
 // The accumulators behind a bucket's node all run, those of unused parameters
 // with an undefined gradient, and so do hooks on these; one device calls none.
-// So a parameter with hooks has a node of its own.
+// So a parameter has a node of its own if it has hooks, or if the first forward
+// did not use it (hooks may come between a forward and its backward).
+bool ReplicaEdges::stands_alone(size_t i) const {
+  const at::Tensor& original = counterparts_[i].original;
+  const auto accumulator =
+      torch::autograd::impl::try_get_grad_accumulator(original);
+  return unused_.count(i) > 0 || has_hooks(original) ||
+         (accumulator != nullptr && !accumulator->post_hooks().empty());
+}
+
 std::vector<std::vector<size_t>> ReplicaEdges::buckets() const {
   std::vector<std::vector<size_t>> result;
   std::vector<size_t> plain;
   std::vector<at::Tensor> originals;
   for (const size_t i : trained_) {
-    if (has_hooks(counterparts_[i].original)) {
+    if (stands_alone(i)) {
       result.push_back({i});
     } else {
       plain.push_back(i);
@@ -188,8 +197,13 @@ void ReplicaEdges::learn_order(const std::vector<Redirected>& found) {
   std::vector<size_t> order = ready_order_;
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return number(a) > number(b); });
+  for (const size_t i : trained_) {
+    if (last_use.count(i) == 0) {
+      unused_.insert(i);
+    }
+  }
   order_learned_ = true;
-  order_changed_ = order != ready_order_;
+  order_changed_ = order != ready_order_ || !unused_.empty();
   ready_order_ = std::move(order);
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "detail/counterparts.h"
@@ -43,6 +44,7 @@ class ReplicaEdges {
     std::vector<torch::autograd::Edge> to_stash;
   };
 
+  bool stands_alone(size_t i) const;
   std::vector<std::vector<size_t>> buckets() const;
   void lay_out_bucket(const std::vector<size_t>& bucket, int64_t number);
   void lay_out_stash(size_t replica);
@@ -66,6 +68,8 @@ class ReplicaEdges {
   std::vector<size_t> ready_order_;
   bool order_learned_ = false;
   bool order_changed_ = false;
+  /// Not used by replica 0's first forward.
+  std::unordered_set<size_t> unused_;
   /// By the originals' own edges.
   std::unordered_map<torch::autograd::Edge, size_t> counterpart_of_;
 };

@@ -24,7 +24,8 @@ const void* data_of(const at::Tensor& tensor) {
 
 bool has_hooks(const at::Tensor& tensor) {
   const auto* meta = get_autograd_meta(tensor);
-  return meta != nullptr && !meta->hooks_.empty();
+  return meta != nullptr &&
+         (!meta->hooks_.empty() || meta->post_acc_grad_hooks_ != nullptr);
 }
 
 Snapshot snapshot(const at::Tensor& tensor) {

@@ -32,6 +32,7 @@ bool is_strided(const at::Tensor& tensor);
 /// Null where the tensor is not strided.
 const void* data_of(const at::Tensor& tensor);
 
+/// Of a leaf: before or after its gradient is accumulated.
 bool has_hooks(const at::Tensor& tensor);
 
 /// torch's version counter; 0 of an inference tensor, which has none.

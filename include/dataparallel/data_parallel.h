@@ -5,13 +5,15 @@
 #include <dataparallel/devices.h>
 #include <dataparallel/export.h>
 #include <dataparallel/module_traits.h>
+#include <dataparallel/one_call.h>
 #include <dataparallel/parallel_apply.h>
 #include <dataparallel/replicate.h>
 #include <dataparallel/scatter_gather.h>
 #include <torch/nn/pimpl.h>
 
+#include <algorithm>
+#include <atomic>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -24,8 +26,9 @@ namespace dataparallel {
 enum class RefreshPolicy {
   /// Before every forward; nothing is ever stale.
   kEveryForward,
-  /// Values only when `refresh()` is called: for evaluation. Modes and
-  /// `requires_grad` are still followed. For the passes of a gradient
+  /// Values only when `refresh()` is called: for evaluation. Modes,
+  /// `requires_grad` and what is registered are still followed. For the passes
+  /// of a gradient
   /// accumulation see `accumulate()`.
   kWhenAsked,
 };
@@ -112,6 +115,7 @@ Call<Args...> scatter_call(const std::vector<at::Device>& devices,
                            const std::vector<std::string>& names,
                            Args&&... args) {
   RECORD_USER_SCOPE("dataparallel::scatter");
+  check_rules("DataParallel", options, sizeof...(Args));
   Call<Args...> call;
   BatchSize batch("DataParallel");
   const auto each = [&](auto&& act) {
@@ -126,8 +130,14 @@ Call<Args...> scatter_call(const std::vector<at::Device>& devices,
   });
   call.samples = batch.samples;
   call.chunks = make_chunks(batch.samples, devices, options.chunk_shares());
+  const auto on_device_of = [&](const Chunk& chunk) {
+    return std::count_if(
+        call.chunks.begin(), call.chunks.end(),
+        [&](const Chunk& other) { return other.device == chunk.device; });
+  };
   for (const Chunk& chunk : call.chunks) {
     TakeChunk take_chunk(chunk, call.chunks.size() == 1);
+    take_chunk.apart = at::GradMode::is_enabled() && on_device_of(chunk) > 1;
     [&]<size_t... I>(std::index_sequence<I...>) {
       const auto part = [&]<class Arg>(Arg&& arg, size_t index) -> Kept<Arg> {
         if constexpr (Nested<std::remove_cvref_t<Arg>>) {
@@ -145,14 +155,14 @@ Call<Args...> scatter_call(const std::vector<at::Device>& devices,
   return call;
 }
 
-/// Makes each tensor that needs a gradient a leaf of its own, so that replicas
-/// can run backward without meeting in one graph.
+/// Puts each tensor that needs a gradient behind a leaf of its own, so that
+/// replicas can run backward without meeting in one graph.
 class DATAPARALLEL_EXPORT CutGraph : public LeafVisitor {
  public:
   void tensor(at::Tensor& tensor, const std::string& path) override;
   void packed(torch::nn::utils::rnn::PackedSequence& sequence,
               const std::string& path) override;
-  /// The tensors before, and the leaves that took their places.
+  /// The tensors before, and the leaves behind those that took their places.
   std::vector<std::pair<at::Tensor, at::Tensor>> cuts;
 };
 
@@ -173,10 +183,12 @@ DATAPARALLEL_EXPORT void add_up(std::vector<ReplicaGradients>& gradients,
                                 const std::vector<at::Device>& devices,
                                 int64_t bucket_bytes);
 
-/// Hands what `add_up` left to the autograd engine.
-DATAPARALLEL_EXPORT void backward_into(std::vector<ReplicaGradients> gradients);
+/// Hands what `add_up` left to the autograd engine, as a part of `call`.
+DATAPARALLEL_EXPORT void backward_into(std::vector<ReplicaGradients> gradients,
+                                       OneCall& call);
 
-/// `weights[i] / sum(weights)`, as float64 on `target`.
+/// `weights[i] / sum(weights)`, as float64 on `target`; all alike where that
+/// sum is 0.
 DATAPARALLEL_EXPORT std::vector<at::Tensor> shares_of(
     const std::vector<at::Tensor>& weights, at::Device target);
 
@@ -189,8 +201,6 @@ DATAPARALLEL_EXPORT at::Tensor weighted_sum(
 
 /// A float64 scalar on the CPU.
 DATAPARALLEL_EXPORT at::Tensor scalar(double value);
-
-DATAPARALLEL_EXPORT void run_backward(const at::Tensor& loss);
 
 /// A loss function returns the loss, or the loss and its weight.
 struct WeightedLoss {
@@ -239,10 +249,7 @@ class DataParallelImpl : public detail::WrapperBase {
       model_.accumulating_ = true;
       model_.parameters_fresh_ = false;
     }
-    ~Accumulation() {
-      std::lock_guard lock(model_.mutex_);
-      model_.accumulating_ = false;
-    }
+    ~Accumulation() { model_.accumulating_ = false; }
     Accumulation(const Accumulation&) = delete;
     Accumulation& operator=(const Accumulation&) = delete;
 
@@ -265,7 +272,9 @@ class DataParallelImpl : public detail::WrapperBase {
     detail::check_shares("DataParallel", options_.scatter().chunk_shares(),
                          replicas_.size());
     detail::check_rules("DataParallel", options_.scatter());
-    register_module("module", detail::ModuleTraits<M>::shown(replicas_[0]));
+    const auto shown = detail::ModuleTraits<M>::shown(replicas_[0]);
+    train(shown->is_training());  // its own mode: it has no children yet
+    register_module("module", shown);
   }
 
   /// The wrapped module itself; it is replica 0.
@@ -359,7 +368,8 @@ class DataParallelImpl : public detail::WrapperBase {
   /// hooks on parameters run once with the whole gradient; and to inputs and
   /// targets that need one. On CPU replicas this is the way to run backward in
   /// parallel. Nothing has been added if something is thrown before the end,
-  /// save to tensors that only `loss_fn` knows.
+  /// save to tensors that only `loss_fn` knows; a hook on a parameter that
+  /// throws comes at the end.
   template <class LossFn, class Inputs, class Targets>
   at::Tensor forward_backward(LossFn&& loss_fn, const Inputs& inputs,
                               const Targets& targets) {
@@ -405,9 +415,10 @@ class DataParallelImpl : public detail::WrapperBase {
   }
 
  private:
-  std::unique_lock<std::mutex> one_call(const char* function) {
-    team_.refuse_inside(std::string("DataParallel::") + function);
-    return std::unique_lock(mutex_);
+  detail::OneCall::Scope one_call(const char* function) {
+    const std::string name = std::string("DataParallel::") + function;
+    team_.refuse_inside(name);
+    return {calls_, name};
   }
 
   static std::vector<std::string> argument_names(size_t count) {
@@ -431,7 +442,7 @@ class DataParallelImpl : public detail::WrapperBase {
       replicas_.refresh();
       parameters_fresh_ = true;
     } else {
-      replicas_.set().refresh_edges();
+      replicas_.refresh_edges();
     }
   }
 
@@ -573,7 +584,7 @@ class DataParallelImpl : public detail::WrapperBase {
     prepare(call.chunks);
     if (call.chunks.size() == 1) {
       const auto losses = run_losses(call, loss_fn, [](auto&, int64_t) {});
-      detail::run_backward(losses.front().loss);
+      calls_.backward({losses.front().loss});
       return losses.front().loss.detach().to(output_device_);
     }
     detail::StashScope stashes(replicas_.set());
@@ -585,8 +596,8 @@ class DataParallelImpl : public detail::WrapperBase {
                               const at::Tensor& share) {
       if (loss.loss.requires_grad()) {  // else no sample of this chunk counts
         replicas_.set().redirect({loss.loss}, {});
-        detail::run_backward(
-            detail::weighted_sum({loss.loss}, {share}, loss.loss.device()));
+        calls_.backward(
+            {detail::weighted_sum({loss.loss}, {share}, loss.loss.device())});
       }
     };
     std::vector<detail::WeightedLoss> losses;
@@ -614,7 +625,7 @@ class DataParallelImpl : public detail::WrapperBase {
         gradients.push_back({before, {std::move(leaf.mutable_grad())}});
       }
     }
-    detail::backward_into(std::move(gradients));
+    detail::backward_into(std::move(gradients), calls_);
     for (detail::WeightedLoss& loss : losses) {
       loss.loss = loss.loss.detach();
     }
@@ -658,8 +669,8 @@ class DataParallelImpl : public detail::WrapperBase {
   Replicas<M> replicas_;
   WorkerTeam team_;
   at::Device output_device_;
-  std::mutex mutex_;
-  bool accumulating_ = false;
+  detail::OneCall calls_;
+  std::atomic<bool> accumulating_ = false;
   /// The parameters have been copied since the accumulation began.
   bool parameters_fresh_ = false;
 };

@@ -53,6 +53,8 @@ DATAPARALLEL_EXPORT std::unique_ptr<ModuleAccess> access_module(
 /// buffers and mode under their own names.
 DATAPARALLEL_EXPORT std::shared_ptr<torch::nn::Module> show_script_module(
     torch::jit::Module module);
+/// Made by the default constructor.
+DATAPARALLEL_EXPORT bool is_empty(const torch::jit::Module& module);
 /// The TorchScript module that `module` shows, or null.
 DATAPARALLEL_EXPORT const torch::jit::Module* shown_script_module(
     const torch::nn::Module& module);
@@ -154,7 +156,7 @@ struct ModuleTraits<torch::jit::Module> {
   static std::shared_ptr<torch::nn::Module> shown(M& module) {
     return show_script_module(module);
   }
-  static bool empty(M&) { return false; }
+  static bool empty(M& module) { return is_empty(module); }
   static std::unique_ptr<ModuleAccess> access(M& module) {
     return access_module(module);
   }

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <dataparallel/export.h>
+#include <torch/data/example.h>
 #include <torch/nn/utils/rnn.h>
 #include <torch/ordered_dict.h>
 
@@ -13,11 +15,13 @@
 #include <concepts>
 #include <map>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace dataparallel {
@@ -114,6 +118,108 @@ concept Dynamic = std::same_as<T, c10::IValue>;
 template <class T>
 concept Nested = TensorLeaf<T> || PackedLeaf<T> || Dynamic<T> || Tuple<T> ||
     Sequence<T> || Map<T> || OrderedMap<T> || Optional<T> || Struct<T>;
+
+struct Anything {
+  template <class T>
+  operator T() const;
+};
+template <class T>
+consteval bool holds_tensors();
+struct WithTensors {
+  template <class T>
+  requires(holds_tensors<T>()) operator T() const;
+};
+
+/// Whether an aggregate's member number `sizeof...(Before)` holds tensors.
+template <class T, class... Before>
+consteval bool member_holds_tensors() {
+  return requires {
+    T{Before()..., WithTensors()};
+  };
+}
+
+template <class T, class... Before>
+consteval bool any_member_holds_tensors() {
+  constexpr size_t kMembers = 16;  // looked at, no more
+  if constexpr (member_holds_tensors<T, Before...>()) {
+    return true;
+  } else if constexpr (sizeof...(Before) + 1 < kMembers && requires {
+                         T{Before()..., Anything()};
+                       }) {
+    return any_member_holds_tensors<T, Before..., Anything>();
+  } else {
+    return false;
+  }
+}
+
+template <class T>
+inline constexpr bool any_holds_tensors = false;
+template <template <class...> class Template, class... Ts>
+inline constexpr bool any_holds_tensors<Template<Ts...>> =
+    (holds_tensors<std::remove_cvref_t<Ts>>() || ...);
+
+/// Whether a `T` contains tensors, as far as its type shows: in containers,
+/// variants and aggregates, but not behind pointers or in private members.
+template <class T>
+consteval bool holds_tensors() {
+  if constexpr (TensorLeaf<T> || PackedLeaf<T> || Dynamic<T> || Struct<T>) {
+    return true;
+  } else if constexpr (Tuple<T> || Map<T> || OrderedMap<T> || Optional<T> ||
+                       is_specialization<T, std::variant> ||
+                       is_specialization<T, c10::List> ||
+                       is_specialization<T, c10::Dict> ||
+                       is_specialization<T, torch::data::Example>) {
+    return any_holds_tensors<T>;
+  } else if constexpr (std::ranges::range<T>) {
+    using Value = std::ranges::range_value_t<T>;
+    if constexpr (std::same_as<Value, T>) {  // a path is a range of paths
+      return false;
+    } else {
+      return holds_tensors<std::remove_cvref_t<Value>>();
+    }
+  } else if constexpr (std::is_class_v<T> && std::is_aggregate_v<T>) {
+    return any_member_holds_tensors<T>();
+  } else {
+    return false;
+  }
+}
+
+template <class T>
+inline constexpr bool any_hides_tensors = false;
+template <class T>
+consteval bool hides_tensors();
+template <template <class...> class Template, class... Ts>
+inline constexpr bool any_hides_tensors<Template<Ts...>> =
+    (hides_tensors<std::remove_cvref_t<Ts>>() || ...);
+
+/// Whether a `T` contains tensors where they are not walked, so that they would
+/// go whole to every replica.
+template <class T>
+consteval bool hides_tensors() {
+  if constexpr (TensorLeaf<T> || PackedLeaf<T> || Dynamic<T>) {
+    return false;
+  } else if constexpr (Tuple<T> || Map<T> || OrderedMap<T> || Optional<T>) {
+    return any_hides_tensors<T>;
+  } else if constexpr (Sequence<T>) {
+    return hides_tensors<typename T::value_type>();
+  } else if constexpr (Struct<T>) {
+    return any_hides_tensors<decltype(nested_struct<T>::tie(
+        std::declval<T&>()))>;
+  } else {
+    return holds_tensors<T>();
+  }
+}
+
+/// A compile-time error for arguments whose tensors would not be split.
+template <class T>
+constexpr void refuse_hidden_tensors() {
+  static_assert(
+      !hides_tensors<T>(),
+      "dataparallel: this argument holds tensors, but its type is not one that "
+      "is walked, so they would go whole to every replica: give it a "
+      "dataparallel::nested_struct, or pass it as std::cref(it) if it shall go "
+      "whole to each");
+}
 
 inline std::string index_path(const std::string& path, size_t index) {
   return path + "[" + std::to_string(index) + "]";

@@ -32,8 +32,8 @@ DATAPARALLEL_EXPORT std::optional<int64_t> current_replica();
 ///
 /// If bodies throw, the exception of the lowest replica is rethrown with its
 /// own type after all have finished; its message gains `replica 1 on cuda:1`
-/// where the type is one of torch's or of the standard library, for other types
-/// a warning says so.
+/// where the type is one of torch's or of <stdexcept>; for other types a
+/// warning says so.
 ///
 /// Throws `c10::ValueError` if `replicas` are not numbers of the team's devices
 /// in ascending order, each once.

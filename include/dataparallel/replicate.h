@@ -152,6 +152,14 @@ class Replicas {
     set_->refresh();
   }
 
+  /// `refresh`, but no values are copied.
+  void refresh_edges() {
+    if (set_ == nullptr || !set_->same_structure()) {
+      refresh_structure();
+    }
+    set_->refresh_edges();
+  }
+
   /// `refresh`, but parameters whose version counters stand as they did are not
   /// copied.
   void refresh_buffers() {

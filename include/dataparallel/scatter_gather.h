@@ -105,15 +105,17 @@ class DATAPARALLEL_EXPORT TakeChunk : public LeafVisitor {
   Chunk chunk;
   /// There is one chunk, which is the whole batch.
   bool whole;
+  /// Parts are never views of the batch; see Note [Parts of a batch].
+  bool apart = false;
 
  private:
   at::Tensor part_of(const at::Tensor& tensor) const;
-  struct Copied {
+  struct Taken {
     at::Tensor tensor;  // kept, so that its address stays its own
     InputRule rule;
     at::Tensor part;
   };
-  std::unordered_multimap<const at::TensorImpl*, Copied> copied_;
+  std::unordered_multimap<const at::TensorImpl*, Taken> taken_;
 };
 
 /// The chunks of a batch, devices without a sample left out. `samples` of 0 or
@@ -143,6 +145,7 @@ DATAPARALLEL_EXPORT c10::IValue slice_list(const c10::IValue& list,
 
 template <class T>
 void measure(const T& value, const std::string& path, BatchSize& batch) {
+  refuse_hidden_tensors<T>();
   if (batch.rule.kind == InputRule::Kind::kSplitBySample) {
     if constexpr (is_specialization<T, std::vector>) {
       batch.list(static_cast<int64_t>(value.size()), path);

@@ -17,6 +17,11 @@
 /// after the one before is reported every time. They count kernels, copies and
 /// bytes exactly. What they do not have is speed.
 ///
+/// Of a tensor with gaps the race detector takes all bytes between the first
+/// and the last element for used, so it reports two streams that write to
+/// columns of one matrix. The host's own reads and writes (after a
+/// `non_blocking` copy, without synchronizing) it does not watch.
+///
 /// Thread safety: every function may be called from any thread; counters and
 /// races are the process's.
 namespace dataparallel::simulated {

@@ -316,6 +316,58 @@ TEST_CASE("values are followed when asked for only, modes always",
   CHECK(net->second->weight.grad().defined());
 }
 
+TEST_CASE("a child replaced after wrapping is followed, asked or not",
+          "[data_parallel]") {
+  for (const test::Devices& devices : {test::cpu(2), test::sim(2)}) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 4));
+    net->to(devices[0], torch::kDouble);
+    dp::DataParallel<torch::nn::Sequential> model(
+        net, test::on(devices).refresh(dp::RefreshPolicy::kWhenAsked));
+    const auto x = batch_on(devices[0]);
+    model(x);
+    net->push_back(torch::nn::Linear(4, 3));
+    net->to(devices[0], torch::kDouble);
+    auto single =
+        std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone());
+    const auto y = model(x);
+    test::check_equal("output", y, single->forward(x));
+    y.pow(2).sum().backward();
+    single->forward(x).pow(2).sum().backward();
+    test::check_same_gradients(*net, *single);
+  }
+}
+
+TEST_CASE("a wrapper has the mode of its module", "[data_parallel]") {
+  auto net = test::make<Mlp>(torch::kCPU);
+  net->eval();
+  const dp::DataParallel<Mlp> model(net, test::on(test::cpu(2)));
+  CHECK_FALSE(model->is_training());
+  CHECK_FALSE(net->is_training());
+}
+
+TEST_CASE("a rule for an argument that is not there is refused by the wrapper",
+          "[data_parallel][errors]") {
+  auto net = test::make<Mlp>(torch::kCPU);
+  dp::DataParallel<Mlp> model(net,
+                              test::on(test::cpu(2)).inputs({{1, dp::copy()}}));
+  CHECK_THROWS_WITH(
+      model(batch_on(torch::kCPU)),
+      Contains("inputs has a rule for argument 1, but there are"));
+}
+
+TEST_CASE("a device without values is refused", "[data_parallel][errors]") {
+  auto net = test::make<Mlp>(torch::kCPU);
+  const auto refused =
+      Contains("is meta, expected a device whose tensors hold");
+  CHECK_THROWS_WITH(
+      dp::DataParallel<Mlp>(net,
+                            dp::DataParallelOptions().devices({"cpu", "meta"})),
+      refused);
+  CHECK_THROWS_WITH(dp::DataParallel<Mlp>(
+                        net, test::on(test::cpu(2)).output_device(at::kMeta)),
+                    refused);
+}
+
 TEST_CASE("an accumulation copies the parameters once, buffers as ever",
           "[data_parallel]") {
   const test::Devices devices = test::sim(2);

@@ -152,6 +152,83 @@ TEST_CASE("a batch of ignored targets alone is not a number, as on one device",
   CHECK(s.model->loss(counted, s.x, s.y).isnan().item<bool>());
 }
 
+TEST_CASE("a batch without any weight is what the loss says all the same",
+          "[loss]") {
+  const auto devices = GENERATE(from_range(test::short_device_lists()));
+  const int64_t samples = GENERATE(7, 1);
+  INFO(test::name(devices));
+  Setup s(devices, samples);
+  // Padding counts for nothing, and a batch of it is 0.
+  const auto masked = [](const torch::Tensor& y, const torch::Tensor& mask) {
+    const auto count = mask.sum();
+    return std::pair((y.sum(1) * mask).sum() / count.clamp_min(1), count);
+  };
+  const auto none = torch::zeros({samples}, test::float64_on(devices[0]));
+  CHECK(s.model->loss(masked, s.x, none).item<double>() == 0);
+  CHECK(s.model->forward_backward(masked, s.x, none).item<double>() == 0);
+  for (const torch::Tensor& parameter : s.net->parameters()) {
+    CHECK(parameter.grad().count_nonzero().item<int64_t>() == 0);
+  }
+}
+
+TEST_CASE("forward may change a trained input in place in forward_backward",
+          "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  torch::nn::Sequential net(
+      torch::nn::Functional([](torch::Tensor x) { return x.mul_(3).add_(1); }),
+      torch::nn::Linear(4, 3));
+  net->to(devices[0], torch::kDouble);
+  const auto single =
+      std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone());
+  dp::DataParallel<torch::nn::Sequential> model(net, test::on(devices));
+  const auto x = test::batch_on(devices[0]).requires_grad_();
+  const auto y = test::batch_on(devices[0]).requires_grad_();
+  model->forward_backward(
+      [](const torch::Tensor& output, const torch::Tensor&) {
+        return output.pow(2).mean();
+      },
+      x * 1.0, x);
+  single->forward(y * 1.0).pow(2).mean().backward();
+  test::check_same_gradients(*net, *single);
+  test::check_equal("input", x.grad(), y.grad());
+}
+
+TEST_CASE("a hook in forward_backward that calls the wrapper is an error",
+          "[loss][errors]") {
+  const auto devices = GENERATE(from_range(test::short_device_lists()));
+  const int64_t samples = GENERATE(7, 1);
+  INFO(test::name(devices));
+  Setup s(devices, samples);
+  const auto calls = [&](const torch::Tensor& gradient) {
+    const torch::NoGradGuard no_grad;
+    s.model(s.x);
+    return gradient;
+  };
+  const auto refused = Contains("called from inside");
+  const auto plain = [](const torch::Tensor& y, const torch::Tensor&) {
+    return y.pow(2).mean();
+  };
+  SECTION("on a parameter") {
+    const auto hook = s.net->second->weight.register_hook(calls);
+    s.model(s.x).sum().backward();  // not inside a call
+    CHECK_THROWS_WITH(s.model->forward_backward(plain, s.x, s.y), refused);
+    s.net->second->weight.remove_hook(hook);
+  }
+  SECTION("in the graph") {
+    const auto hooked = [&](const torch::Tensor& y, const torch::Tensor&) {
+      const auto square = y.pow(2);
+      square.register_hook(calls);
+      return square.mean();
+    };
+    CHECK_THROWS_WITH(s.model->forward_backward(hooked, s.x, s.y), refused);
+  }
+  s.net->zero_grad();
+  s.model->forward_backward(plain, s.x, s.y);
+  s.single->forward(s.x).pow(2).mean().backward();
+  test::check_same_gradients(*s.net, *s.single);
+}
+
 TEST_CASE("a weight may be a number", "[loss]") {
   Setup s(test::cpu(3), 8);
   const auto halves = [](const torch::Tensor& output,

@@ -95,6 +95,19 @@ struct WatchedImpl : torch::nn::Cloneable<WatchedImpl> {
 };
 TORCH_MODULE(Watched);
 
+/// Uses one of its layers.
+struct HalfUsedImpl : torch::nn::Cloneable<HalfUsedImpl> {
+  HalfUsedImpl() { reset(); }
+  void reset() override {
+    used = register_module("used", torch::nn::Linear(4, 3));
+    unused = register_module("unused", torch::nn::Linear(4, 3));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return used(x); }
+  torch::nn::Linear used{nullptr};
+  torch::nn::Linear unused{nullptr};
+};
+TORCH_MODULE(HalfUsed);
+
 }  // namespace
 
 /// How many copies from the second replica have been made when replica 0's
@@ -538,6 +551,25 @@ TEST_CASE("a hook on a parameter that no replica uses is not called",
   CHECK(calls == 0);
   CHECK_FALSE(net->none->weight.grad().defined());
   CHECK(net->all->weight.grad().defined());
+}
+
+TEST_CASE("a hook added after forward on a parameter that was never used",
+          "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Pair<HalfUsed> both(devices);
+  const auto x = batch_on(both.device);
+  both.model(x).sum().backward();
+  const auto y = both.model(x).sum();
+  int calls = 0;
+  const auto unused = both.net->unused->weight;
+  unused.register_hook([&](const torch::Tensor& gradient) {
+    ++calls;
+    return gradient * 0.5;
+  });
+  y.backward();
+  CHECK(calls == 0);
+  CHECK_FALSE(unused.grad().defined());
 }
 
 TEST_CASE("a parameter used several times: a hundred runs agree bit for bit",

@@ -270,6 +270,40 @@ TEST_CASE("a scripted module shows its own names and modes",
   CHECK(net.attr("weight").toTensor().scalar_type() == torch::kFloat);
 }
 
+TEST_CASE("wrapping a scripted module leaves its children's modes alone",
+          "[module_kinds][jit]") {
+  torch::jit::Module child("child");
+  child.register_attribute("training", c10::BoolType::get(), true);
+  child.define(R"(
+    def forward(self, x):
+        return x * 10 if self.training else x
+  )");
+  torch::jit::Module net("net");
+  net.register_attribute("training", c10::BoolType::get(), true);
+  net.register_module("child", child);
+  net.define(R"(
+    def forward(self, x):
+        return self.child.forward(x)
+  )");
+  net.train();
+  torch::jit::Module kept(net.attr("child").toModule());
+  kept.eval();
+  const auto x = torch::ones({4, 2});
+  dp::DataParallel<torch::jit::Module> model(net, on(test::cpu(2)));
+  CHECK(model->is_training());
+  CHECK_FALSE(kept.is_training());
+  test::check_equal("alone", net.forward({x}).toTensor(), x);
+  test::check_equal("wrapped", model(x).toTensor(), x);
+  kept.train();
+  test::check_equal("followed", model(x).toTensor(), x * 10);
+}
+
+TEST_CASE("an empty scripted module is refused", "[module_kinds][errors]") {
+  CHECK_THROWS_WITH(dp::DataParallel<torch::jit::Module>(torch::jit::Module(),
+                                                         on(test::cpu(2))),
+                    Catch::Contains("the module is empty"));
+}
+
 TEST_CASE("a scripted module is loaded, wrapped and saved again",
           "[module_kinds][jit]") {
   std::stringstream file;

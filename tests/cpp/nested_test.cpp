@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cmath>
+#include <deque>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -11,6 +13,7 @@
 #include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "support/catch.h"
@@ -374,6 +377,45 @@ TEST_CASE("containers in containers have paths as the user writes them",
   CHECK(is(*std::get<0>(both)[0].at("a"), {1, 5}));
   CHECK(is(std::get<1>(both).second[0].images, {2, 6}));
   CHECK(is(std::get<1>(both).second[0].crops[0], {3, 7}));
+}
+
+TEST_CASE("types that hold tensors where nobody walks are told apart",
+          "[nested]") {
+  using dataparallel::detail::hides_tensors;
+  struct Hidden {
+    int number;
+    std::string name;
+    at::Tensor tensor;
+  };
+  struct Deep {
+    std::vector<std::string> names;
+    std::vector<Hidden> all;
+  };
+  struct Config {
+    std::string name;
+    std::vector<int64_t> sizes;
+    std::map<std::string, double> rates;
+    const at::Tensor* elsewhere;
+  };
+  static_assert(hides_tensors<Hidden>());
+  static_assert(hides_tensors<Deep>());
+  static_assert(hides_tensors<std::vector<Hidden>>());
+  static_assert(hides_tensors<std::tuple<int, std::optional<Hidden>>>());
+  static_assert(hides_tensors<std::map<std::string, Hidden>>());
+  static_assert(hides_tensors<c10::List<at::Tensor>>());
+  static_assert(hides_tensors<at::TensorList>());
+  static_assert(hides_tensors<std::deque<at::Tensor>>());
+  static_assert(hides_tensors<std::variant<int, at::Tensor>>());
+  static_assert(hides_tensors<torch::data::Example<>>());
+  static_assert(!hides_tensors<Config>());
+  static_assert(!hides_tensors<std::deque<int>>());
+  static_assert(!hides_tensors<std::string>());
+  static_assert(!hides_tensors<std::function<at::Tensor(at::Tensor)>>());
+  static_assert(!hides_tensors<std::reference_wrapper<const Hidden>>());
+  static_assert(!hides_tensors<at::Tensor>());
+  static_assert(!hides_tensors<std::vector<std::tuple<at::Tensor, int>>>());
+  static_assert(!hides_tensors<c10::IValue>());
+  SUCCEED();
 }
 
 TEST_CASE("plain values are left alone", "[nested]") {

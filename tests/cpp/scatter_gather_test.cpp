@@ -447,7 +447,7 @@ TEST_CASE("a tensor that comes twice is one part, copied once", "[scatter]") {
     const Tensor table = counted({8, 3}).to(devices[0]);
     const auto both = scatter(std::pair(table, table), devices);
     for (size_t i = 0; i < devices.size(); ++i) {
-      CHECK(both[i].first.is_alias_of(both[i].second));
+      CHECK(both[i].first.is_same(both[i].second));
     }
   }
 }
@@ -917,6 +917,13 @@ TEST_CASE("output_dims of another number than the tensors is refused",
         "gather: output_dims has 2 entries, but result[2] is tensor 3");
   CHECK(gather_error(outputs, 0, {0, 0, 0, 0}) ==
         "gather: output_dims has 4 entries, but result has 3 tensors");
+}
+
+TEST_CASE("layouts that cannot be joined are refused by their path",
+          "[gather]") {
+  const Tensor csr = torch::eye(3).to_sparse_csr();
+  CHECK_THROWS_WITH(gather(std::vector<Tensors>{{csr}, {csr}}, torch::kCPU),
+                    Catch::Contains("gather: result[0] has layout SparseCsr"));
 }
 
 TEST_CASE("no values at all are refused", "[gather]") {
