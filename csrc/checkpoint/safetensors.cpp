@@ -116,7 +116,16 @@ bool is_safetensors(Source& source) {
   }
   Cursor cursor(source, 0, source.size());
   const uint64_t length = cursor.number(kLengthBytes);
-  return length >= 2 && length <= kLongestHeader && cursor.byte() == '{';
+  if (length < 2 || length > kLongestHeader) {
+    return false;
+  }
+  for (uint64_t i = 0; i < length && cursor.remaining() > 0; ++i) {
+    const auto byte = static_cast<char>(cursor.byte());
+    if (std::string_view(" \t\r\n").find(byte) == std::string_view::npos) {
+      return byte == '{';
+    }
+  }
+  return false;
 }
 
 Contents read_safetensors(Source& source, Locations& locations) {

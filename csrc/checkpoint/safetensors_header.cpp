@@ -1,8 +1,9 @@
 #include "checkpoint/safetensors_header.h"
 
 #include <nlohmann/json.hpp>
-#include <optional>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "checkpoint/problem.h"
 
@@ -12,7 +13,9 @@ namespace {
 using Json = nlohmann::json;
 
 /// Takes the header piece by piece, so that nothing is built that the format
-/// does not have, and a name given twice is seen.
+/// does not have. What it accepts is what the reference reader (serde_json)
+/// accepts: of a tensor given twice the last one counts, and fields of tensors
+/// that the format does not have are skipped.
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
   SafetensorsHeader take() {
@@ -22,18 +25,25 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     return std::move(header_);
   }
 
-  bool null() override { return unexpected("null"); }
-  bool boolean(bool) override { return unexpected("a boolean"); }
+  bool null() override {
+    return is_skipped() || (depth_ == 1 && in_metadata()) || unexpected("null");
+  }
+  bool boolean(bool) override {
+    return is_skipped() || unexpected("a boolean");
+  }
   bool number_integer(number_integer_t) override {
-    return unexpected("a negative number");
+    return is_skipped() || unexpected("a negative number");
   }
   bool number_float(number_float_t, const string_t&) override {
-    return unexpected("a number with a fraction");
+    return is_skipped() || unexpected("a number with a fraction");
   }
   bool binary(binary_t&) override { return unexpected("bytes"); }
 
   bool number_unsigned(number_unsigned_t value) override {
-    if (!in_array_) {
+    if (is_skipped()) {
+      return true;
+    }
+    if (!in_list_) {
       return unexpected("a number");
     }
     constexpr uint64_t kMost = uint64_t{1} << 62;
@@ -46,11 +56,13 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
 
   bool string(string_t& value) override {
-    if (depth_ == 2 && !in_array_ && in_metadata_) {
-      header_.metadata[key_] = value;
-    } else if (depth_ == 2 && !in_array_ && key_ == "dtype") {
-      header_.entries.back().dtype = value;
-      given_.insert(key_);
+    if (is_skipped()) {
+      return true;
+    }
+    if (depth_ == 2 && in_metadata()) {
+      header_.metadata[field_] = value;
+    } else if (depth_ == 2 && field_ == "dtype") {
+      entry().dtype = value;
     } else {
       return unexpected("a text");
     }
@@ -58,64 +70,66 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
 
   bool start_object(std::size_t) override {
-    if (++depth_ > 2 || in_array_) {
-      return unexpected("an object");
-    }
-    if (depth_ == 2) {
-      in_metadata_ = key_ == "__metadata__";
-      given_.clear();
-      if (!in_metadata_) {
-        header_.entries.emplace_back();
-        header_.entries.back().name = key_;
+    if (!is_skipped()) {
+      if (depth_ == 1 && !in_metadata()) {
+        start_tensor();
+      } else if (depth_ > 1) {
+        return unexpected("an object");
       }
     }
-    return true;
+    return go_deeper();
   }
 
   bool key(string_t& value) override {
-    key_ = value;
-    const bool is_new =
-        depth_ == 1 ? names_.insert(value).second : keys_.insert(value).second;
-    if (!is_new) {
-      fail("the safetensors header has \"" + value + "\" twice");
+    if (depth_ == 1) {
+      name_ = value;
+      field_.clear();
+      if (in_metadata() && std::exchange(has_metadata_, true)) {
+        fail("the safetensors header has \"__metadata__\" twice");
+      }
+    } else if (depth_ == 2) {
+      field_ = value;
+      if (!in_metadata() && is_field() && !given_.insert(value).second) {
+        fail("the safetensors header has \"" + value + "\" of \"" + name_ +
+             "\" twice");
+      }
     }
     return true;
   }
 
   bool end_object() override {
-    if (depth_ == 2) {
-      keys_.clear();
-      if (!in_metadata_ && given_.size() != 3) {
-        fail("the safetensors header lacks dtype, shape or data_offsets of \"" +
-             header_.entries.back().name + "\"");
-      }
-      in_metadata_ = false;
-    }
     done_ = --depth_ == 0;
+    if (depth_ == 1 && !in_metadata() && given_.size() != 3) {
+      fail("the safetensors header lacks dtype, shape or data_offsets of \"" +
+           name_ + "\"");
+    }
     return true;
   }
 
   bool start_array(std::size_t) override {
-    if (depth_ != 2 || in_array_ || in_metadata_) {
-      return unexpected("a list");
+    if (!is_skipped()) {
+      if (depth_ != 2 || in_metadata() || field_ == "dtype") {
+        return unexpected("a list");
+      }
+      in_list_ = true;
+      numbers_.clear();
     }
-    in_array_ = true;
-    numbers_.clear();
-    return true;
+    return go_deeper();
   }
 
   bool end_array() override {
-    in_array_ = false;
-    SafetensorsEntry& entry = header_.entries.back();
-    if (key_ == "shape") {
-      entry.shape.assign(numbers_.begin(), numbers_.end());
-    } else if (key_ == "data_offsets" && numbers_.size() == 2) {
-      entry.begin = numbers_[0];
-      entry.end = numbers_[1];
+    --depth_;
+    if (!std::exchange(in_list_, false)) {
+      return true;
+    }
+    if (field_ == "shape") {
+      entry().shape.assign(numbers_.begin(), numbers_.end());
+    } else if (numbers_.size() == 2) {
+      entry().begin = numbers_[0];
+      entry().end = numbers_[1];
     } else {
       return unexpected("a list");
     }
-    given_.insert(key_);
     return true;
   }
 
@@ -126,26 +140,58 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
 
  private:
+  bool in_metadata() const { return name_ == "__metadata__"; }
+  bool is_field() const {
+    return field_ == "dtype" || field_ == "shape" || field_ == "data_offsets";
+  }
+  /// Inside a field of a tensor that the format does not have.
+  bool is_skipped() const {
+    return depth_ >= 2 && !in_metadata() && !is_field();
+  }
+
+  bool go_deeper() {
+    constexpr int kDeepest = 127;  // the reference reader's
+    if (++depth_ > kDeepest) {
+      return unexpected("a list or an object beyond the deepest level");
+    }
+    return true;
+  }
+
+  SafetensorsEntry& entry() { return header_.entries[places_.at(name_)]; }
+
+  void start_tensor() {
+    given_.clear();
+    const auto [place, is_new] = places_.emplace(name_, header_.entries.size());
+    if (is_new) {
+      header_.entries.emplace_back();
+    }
+    entry() = SafetensorsEntry{};
+    entry().name = name_;
+  }
+
   [[noreturn]] bool unexpected(const char* what) const {
-    fail("the safetensors header has " + std::string(what) + " at \"" + key_ +
-         "\", where it can have none");
+    fail("the safetensors header has " + std::string(what) + " at \"" +
+         (field_.empty() ? name_ : field_) + "\", where it can have none");
   }
 
   SafetensorsHeader header_;
   int depth_ = 0;
-  bool in_array_ = false;
-  bool in_metadata_ = false;
+  bool in_list_ = false;  // the numbers of a shape or of data_offsets
+  bool has_metadata_ = false;
   bool done_ = false;
-  std::string key_;
+  std::string name_;   // the key of the header
+  std::string field_;  // the key in its value
   std::vector<uint64_t> numbers_;
-  std::unordered_set<std::string> names_;
-  std::unordered_set<std::string> keys_;
+  std::unordered_map<std::string, size_t> places_;
   std::unordered_set<std::string> given_;
 };
 
 }  // namespace
 
 SafetensorsHeader parse_safetensors_header(std::string_view json) {
+  if (json.find('\0') != json.npos) {  // which the parser takes for the end
+    fail("the safetensors header has a zero byte");
+  }
   HeaderReader reader;
   Json::sax_parse(json, &reader);
   return reader.take();

@@ -24,8 +24,7 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Reads the header's JSON. Fails where it is not exactly what the format
-/// describes, and where a name is there twice.
+/// Reads the header's JSON as the reference reader does: fails where it does.
 SafetensorsHeader parse_safetensors_header(std::string_view json);
 
 }  // namespace dataparallel::checkpoint
