@@ -96,12 +96,14 @@ ZipArchive::ZipArchive(Source& source) : source_(source) {
 
 void ZipArchive::find_directory() {
   const uint64_t size = source_.size();
-  const uint64_t window = std::min<uint64_t>(size, kEndSize + 0xFFFF);
+  const uint64_t window = std::min<uint64_t>(size, kEndSize + 0x10000);
   std::string tail(window, '\0');
   source_.read(size - window, window, tail.data());
+  // The last one, wherever its comment ends: bytes may follow, as Python's
+  // zipfile and torch allow too.
   for (uint64_t back = kEndSize; back <= window; ++back) {
     const Record record(tail.data() + (window - back));
-    if (record.u32(0) != kEndSignature || kEndSize + record.u16(20) != back) {
+    if (record.u32(0) != kEndSignature || kEndSize + record.u16(20) > back) {
       continue;
     }
     count_ = record.u16(10);
@@ -118,7 +120,9 @@ void ZipArchive::find_directory() {
     }
     return;
   }
-  fail("a zip file without its directory at the end: it is truncated");
+  fail(
+      "a zip file without its directory at the end: it is truncated, or more "
+      "than 64 KiB follow");
 }
 
 void ZipArchive::find_directory64(uint64_t end_record) {
