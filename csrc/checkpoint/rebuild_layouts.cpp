@@ -14,10 +14,9 @@
 namespace dataparallel::checkpoint {
 namespace {
 
-at::Tensor empty_quantized(at::ScalarType dtype, at::Device device,
-                           const std::vector<int64_t>& sizes,
-                           c10::ArrayRef<c10::IValue> quantizer) {
-  const auto options = at::TensorOptions().dtype(dtype).device(device);
+at::QuantizerPtr make_quantizer(at::ScalarType dtype, at::Device device,
+                                const std::vector<int64_t>& sizes,
+                                c10::ArrayRef<c10::IValue> quantizer) {
   need(quantizer, 1, "a quantizer");
   const std::string scheme = to_constant(quantizer[0], "torch.qscheme");
   if (scheme == "per_tensor_affine") {
@@ -25,9 +24,9 @@ at::Tensor empty_quantized(at::ScalarType dtype, at::Device device,
     if (!quantizer[1].isDouble()) {
       wrong("a quantizer's scale", quantizer[1], "float");
     }
-    return at::_empty_affine_quantized(
-        {0}, options, quantizer[1].toDouble(),
-        to_int(quantizer[2], "a quantizer's zero point"));
+    return at::make_per_tensor_affine_quantizer(
+        quantizer[1].toDouble(),
+        to_int(quantizer[2], "a quantizer's zero point"), dtype);
   }
   const bool float_parameters = scheme == "per_channel_affine_float_qparams";
   if (scheme != "per_channel_affine" && !float_parameters) {
@@ -67,11 +66,9 @@ at::Tensor empty_quantized(at::ScalarType dtype, at::Device device,
   const at::Tensor zero_points =
       parameters(quantizer[2], "a quantizer's zero points");
   const bool floats = float_parameters || zero_points.is_floating_point();
-  // The axis of an empty tensor that has that one dimension.
-  std::vector<int64_t> none(sizes.size(), 0);
-  return at::_empty_per_channel_affine_quantized(
-      none, scales.to(floats ? at::kFloat : at::kDouble),
-      zero_points.to(floats ? at::kFloat : at::kLong), axis, options);
+  return at::make_per_channel_affine_quantizer(
+      scales.to(floats ? at::kFloat : at::kDouble),
+      zero_points.to(floats ? at::kFloat : at::kLong), axis, dtype);
 }
 
 }  // namespace
@@ -90,11 +87,15 @@ c10::IValue rebuild_quantized(c10::ArrayRef<c10::IValue> args) {
   if (device.is_meta()) {  // which quantized tensors cannot be
     return view_of(storage, view);
   }
-  const at::Tensor tensor = empty_quantized(
-      *storage.dtype, device, view.sizes, to_elements(args[4], "a quantizer"));
-  auto* impl = tensor.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(storage.storage);
-  impl->set_sizes_and_strides(
+  // Not by torch's own functions, all of which warn that they will be removed.
+  const auto key =
+      at::TensorOptions().dtype(view.dtype).device(device).computeDispatchKey();
+  const at::Tensor tensor = at::detail::make_tensor<at::QTensorImpl>(
+      c10::Storage(storage.storage), c10::DispatchKeySet(key),
+      c10::scalarTypeToTypeMeta(view.dtype),
+      make_quantizer(view.dtype, device, view.sizes,
+                     to_elements(args[4], "a quantizer")));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
       view.sizes, view.strides,
       view.offset + static_cast<int64_t>(storage.base_bytes /
                                          c10::elementSize(view.dtype)));
