@@ -4,6 +4,7 @@
 #include <charconv>
 #include <unordered_set>
 
+#include "checkpoint/dropped.h"
 #include "checkpoint/known.h"
 #include "checkpoint/walk.h"
 
@@ -44,6 +45,36 @@ void collect_opaque(const c10::IValue& value, const std::string& path,
   for (const checkpoint::Child& child : checkpoint::container_children(value)) {
     collect_opaque(child.value, path + checkpoint::step_text(child), seen,
                    entries);
+  }
+}
+
+void collect_dropped(const c10::IValue& value, const std::string& path,
+                     std::unordered_set<const void*>& seen,
+                     std::vector<OpaqueEntry>& entries) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    const auto* dropped =
+        tensor.defined() ? checkpoint::dropped_of(tensor) : nullptr;
+    if (dropped == nullptr ||
+        !seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      return;
+    }
+    if (!dropped->class_name.empty()) {
+      entries.push_back({path, dropped->class_name});
+    }
+    for (const auto& [name, type] : dropped->attributes) {
+      entries.push_back({path + "." + name, type});
+    }
+    return;
+  }
+  if (checkpoint::is_container(value) &&
+      seen.insert(value.internalToPointer()).second) {
+    for (const checkpoint::Child& child : checkpoint::children(value)) {
+      if (child.value.isTensor() || checkpoint::is_container(child.value)) {
+        collect_dropped(child.value, path + checkpoint::step_text(child), seen,
+                        entries);
+      }
+    }
   }
 }
 
@@ -112,6 +143,13 @@ std::vector<OpaqueEntry> opaque_entries(const c10::IValue& value) {
   std::unordered_set<const void*> seen;
   std::vector<OpaqueEntry> entries;
   collect_opaque(value, "", seen, entries);
+  return entries;
+}
+
+std::vector<OpaqueEntry> dropped_entries(const c10::IValue& value) {
+  std::unordered_set<const void*> seen;
+  std::vector<OpaqueEntry> entries;
+  collect_dropped(value, "", seen, entries);
   return entries;
 }
 

@@ -3,12 +3,13 @@
 #include <ATen/core/ivalue.h>
 
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
-#include <vector>
 
 #include "checkpoint/locations.h"
 #include "checkpoint/source.h"
+#include "checkpoint/storages.h"
 
 namespace dataparallel::checkpoint {
 
@@ -20,8 +21,11 @@ struct Contents {
   std::unordered_map<const void*, std::string> tags;
   std::map<std::string, std::string> metadata;  ///< of safetensors
   /// The classes of pickled modules, of which state_dicts were made.
-  std::vector<std::string> module_classes;
+  std::set<std::string> module_classes;
 };
+
+/// The value that a pickle describes: what `cursor` sees of `source`.
+Contents read_pickled(Source& source, Cursor& cursor, Storages& storages);
 
 /// The value in `source`, whatever its format.
 Contents read_contents(Source& source, Locations& locations);

@@ -1,6 +1,8 @@
 #include "checkpoint/heap.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "checkpoint/known.h"
 #include "checkpoint/problem.h"
@@ -35,10 +37,20 @@ struct Visit {
   size_t height = 1;
 };
 
-std::string path_of(const std::vector<Visit>& visits) {
+/// The path to `container`, which is one of those on the way; else to the
+/// child that is looked at. Not all of it where it is long.
+std::string path_of(const std::vector<Visit>& visits,
+                    const c10::IValue& container = {}) {
+  constexpr size_t kLongest = 400;
   std::string path;
   for (const Visit& visit : visits) {
+    if (visit.container.is(container)) {
+      break;
+    }
     path += step_text(visit.rest[visit.next - 1]);
+    if (path.size() > kLongest) {
+      return path.substr(0, kLongest) + "...";
+    }
   }
   return path;
 }
@@ -47,9 +59,6 @@ std::string path_of(const std::vector<Visit>& visits) {
                                const std::string& what) {
   Problem problem(what);
   problem.key = path_of(visits);
-  if (problem.key.size() > 400) {
-    problem.key = problem.key.substr(0, 400) + "...";
-  }
   throw problem;
 }
 
@@ -84,6 +93,11 @@ c10::IValue Heap::resolve(c10::IValue value) const {
   return value;
 }
 
+c10::IValue Heap::in_its_place(const c10::IValue& value) const {
+  c10::IValue resolved = resolve(value);
+  return substitute_ ? substitute_(resolved) : resolved;
+}
+
 void Heap::spend(uint64_t bytes) {
   if (bytes > budget_bytes_) {
     fail("asks for more memory than a file of its size can need");
@@ -92,8 +106,9 @@ void Heap::spend(uint64_t bytes) {
 }
 
 c10::IValue Heap::finish(c10::IValue root) {
-  root = resolve(std::move(root));
+  root = in_its_place(root);
   std::unordered_map<const void*, size_t> heights;  // 0: on the way
+  std::unordered_map<const void*, std::optional<std::string>> paths;
   std::vector<Visit> visits;
   const auto enter = [&](const c10::IValue& container) {
     heights.emplace(container.internalToPointer(), 0);
@@ -117,16 +132,28 @@ c10::IValue Heap::finish(c10::IValue root) {
       continue;
     }
     const Child& child = visit.rest[visit.next++];
-    const c10::IValue value = resolve(child.value);
+    c10::IValue value;
+    try {
+      value = in_its_place(child.value);
+    } catch (const Problem& problem) {
+      fail_on_path(visits, problem.what());
+    }
+    auto seen = is_container(value) ? heights.find(value.internalToPointer())
+                                    : heights.end();
+    if (seen != heights.end() && seen->second == 0) {
+      auto& path = paths[value.internalToPointer()];
+      if (!path) {
+        path = path_of(visits, value);
+      }
+      spend(sizeof(Opaque) + sizeof(c10::IValue) + path->size());
+      value = make_opaque("dataparallel.BackReference", {*path});
+      seen = heights.end();
+    }
     if (!value.is(child.value)) {
       replace_child(visit.container, child, value);
     }
     if (!is_container(value)) {
       continue;
-    }
-    const auto seen = heights.find(value.internalToPointer());
-    if (seen != heights.end() && seen->second == 0) {
-      fail_on_path(visits, "contains itself, which a value in C++ cannot");
     }
     const size_t height = seen == heights.end() ? 1 : seen->second;
     if (visits.size() + height > kMaxDepth) {

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "checkpoint/archive.h"
+#include "checkpoint/dropped.h"
 #include "checkpoint/known.h"
 #include "checkpoint/walk.h"
 
@@ -28,8 +29,9 @@ std::string dotted(const std::string& path, const Child& child) {
 
 class Inspector {
  public:
-  Inspector(const Contents& contents, CheckpointInfo& info)
-      : contents_(contents), info_(info) {}
+  Inspector(const Contents& contents, CheckpointInfo& info,
+            std::set<std::string>& unknown)
+      : contents_(contents), info_(info), unknown_(unknown) {}
 
   void visit(const c10::IValue& value, const std::string& path) {
     if (value.isTensor()) {
@@ -57,7 +59,12 @@ class Inspector {
     info.nbytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
     info.shape = tensor.sizes().vec();
     info.device = device_of(tensor);
+    info.requires_grad = tensor.requires_grad();
     info_.tensors.push_back(std::move(info));
+    const Dropped* dropped = dropped_of(tensor);
+    if (dropped != nullptr && !dropped->class_name.empty()) {
+      unknown_.insert(dropped->class_name);
+    }
   }
 
   std::string device_of(const at::Tensor& tensor) const {
@@ -76,6 +83,7 @@ class Inspector {
 
   const Contents& contents_;
   CheckpointInfo& info_;
+  std::set<std::string>& unknown_;
   std::set<const void*> seen_;
 };
 
@@ -85,12 +93,13 @@ CheckpointInfo describe(const Contents& contents) {
   CheckpointInfo info;
   info.kind = contents.kind;
   info.metadata = contents.metadata;
-  Inspector(contents, info).visit(contents.value, "");
-  std::set<std::string> unknown(contents.module_classes.begin(),
-                                contents.module_classes.end());
-  for (const OpaqueEntry& entry : opaque_entries(contents.value)) {
+  std::set<std::string> unknown = contents.module_classes;
+  Inspector(contents, info, unknown).visit(contents.value, "");
+  info.opaque = opaque_entries(contents.value);
+  for (const OpaqueEntry& entry : info.opaque) {
     unknown.insert(entry.class_name);
   }
+  info.dropped = dropped_entries(contents.value);
   info.unknown_classes.assign(unknown.begin(), unknown.end());
   return info;
 }

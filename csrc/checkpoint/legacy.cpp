@@ -129,13 +129,9 @@ Contents read_legacy(Source& source, Locations& locations) {
         return found->second;
       },
       /*big_endian=*/false);
-  Heap heap(budget_for(source));
-  Objects objects(heap, &storages);
   Cursor again(source, start, end);
-  Contents contents;
+  Contents contents = read_pickled(source, again, storages);
   contents.kind = "legacy";
-  contents.value = PickleMachine(again, objects).run();
-  contents.tags = storages.tags();
   return contents;
 }
 

@@ -2,57 +2,13 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <dataparallel/checkpoint.h>
 
-#include <algorithm>
-#include <cctype>
-#include <new>
-
 #include "checkpoint/archive.h"
-#include "checkpoint/modules.h"
+#include "checkpoint/foreign.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/source.h"
 
 namespace dataparallel {
 namespace checkpoint {
-namespace {
-
-bool starts_with(Source& source, std::string_view text) {
-  if (source.size() < text.size()) {
-    return false;
-  }
-  std::string bytes(text.size(), '\0');
-  source.read(0, bytes.size(), bytes.data());
-  return bytes == text;
-}
-
-bool is_tar(Source& source) {
-  constexpr uint64_t kMagicAt = 257;
-  char magic[5];
-  if (source.size() < kMagicAt + sizeof(magic)) {
-    return false;
-  }
-  source.read(kMagicAt, sizeof(magic), magic);
-  return std::string_view(magic, sizeof(magic)) == "ustar";
-}
-
-/// The first bytes as a person can read them: "<html>", "\x89HDF".
-std::string first_bytes(Source& source) {
-  std::string bytes(std::min<uint64_t>(source.size(), 16), '\0');
-  source.read(0, bytes.size(), bytes.data());
-  std::string text;
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7F && c != '"' && c != '\\') {
-      text += c;
-    } else {
-      text += "\\x";
-      text += "0123456789abcdef"[byte >> 4];
-      text += "0123456789abcdef"[byte & 15];
-    }
-  }
-  return "\"" + text + "\"";
-}
-
-}  // namespace
 
 uint64_t budget_for(const Source& source) {
   constexpr uint64_t kAlways = 16 << 20;
@@ -77,14 +33,7 @@ Contents read_contents(Source& source, Locations& locations) {
   if (is_legacy(source)) {
     return read_legacy(source, locations);
   }
-  if (starts_with(source, "version https://git-lfs")) {
-    fail(
-        "is a Git LFS pointer, not the file itself: fetch it with git lfs "
-        "pull");
-  }
-  fail("is no checkpoint: it begins with " + first_bytes(source) +
-       ", which is neither a zip file, nor torch's legacy pickles, nor "
-       "safetensors");
+  refuse_foreign(source);
 }
 
 }  // namespace checkpoint
@@ -119,11 +68,7 @@ checkpoint::Contents read(const std::string& function, const std::string& file,
   try {
     const std::unique_ptr<checkpoint::Source> source = open();
     checkpoint::Locations locations(map_location);
-    auto contents = checkpoint::read_contents(*source, locations);
-    contents.value =
-        checkpoint::replace_modules(contents.value, contents.module_classes,
-                                    checkpoint::budget_for(*source));
-    return contents;
+    return checkpoint::read_contents(*source, locations);
   } catch (const checkpoint::Problem& problem) {
     throw CheckpointError(message_of(function, file, problem), file,
                           problem.key, problem.offset);

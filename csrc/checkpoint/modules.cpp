@@ -1,273 +1,209 @@
 #include "checkpoint/modules.h"
 
-#include <ATen/Functions.h>
-
 #include <algorithm>
-#include <optional>
-#include <unordered_map>
-#include <unordered_set>
+#include <string_view>
 
 #include "checkpoint/known.h"
 #include "checkpoint/problem.h"
-#include "checkpoint/walk.h"
 
 namespace dataparallel::checkpoint {
 namespace {
 
 using Mapping = c10::impl::GenericDict;
 
-/// A mapping of names, whether c10 or Python made it: an `Opaque` mapping has
-/// other keys too, and is none.
-std::optional<Mapping> as_mapping(const c10::IValue& value) {
-  return value.isGenericDict() ? std::optional(value.toGenericDict())
-                               : std::nullopt;
-}
-
-std::optional<Mapping> member(const Mapping& state, const char* name) {
-  const auto found = state.find(name);
-  return found == state.end() ? std::nullopt : as_mapping(found->value());
-}
-
-/// The `__dict__` of a pickled `nn.Module`; none: it is something else.
-std::optional<Mapping> module_state(const c10::IValue& value) {
-  const Opaque* opaque = as_opaque(value);
-  const auto state =
-      opaque == nullptr ? std::nullopt : as_mapping(opaque->state);
-  if (!state || !member(*state, "_parameters") || !member(*state, "_buffers") ||
-      !member(*state, "_modules")) {
-    return std::nullopt;
-  }
-  return state;
-}
-
-std::unordered_set<std::string> non_persistent(const Mapping& state) {
-  std::unordered_set<std::string> names;
-  const auto found = state.find("_non_persistent_buffers_set");
-  const Opaque* set =
-      found == state.end() ? nullptr : as_opaque(found->value());
-  if (set != nullptr) {
-    for (const c10::IValue& name : set->elements) {
-      if (name.isString()) {
-        names.insert(name.toStringRef());
-      }
-    }
-  }
-  return names;
-}
-
-/// A state_dict while it is put together. Modules can be shared, so a small
-/// file can describe a state_dict of any size: it may take `budget_bytes`.
-class Collector {
- public:
-  explicit Collector(uint64_t& budget_bytes) : budget_bytes_(budget_bytes) {}
-
-  Mapping take() { return std::move(result_); }
-
-  void add_tensor(const std::string& name, const c10::IValue& value) {
-    if (value.isTensor() && value.toTensor().defined()) {
-      add(name, value.toTensor().detach());
-    }
-  }
-
-  void add(const std::string& name, const c10::IValue& value) {
-    spend(name);
-    result_.insert_or_assign(name, value);
-  }
-
-  void spend(const std::string& name) {
-    constexpr uint64_t kEntryBytes = 400;
-    const uint64_t bytes = kEntryBytes + name.size();
-    if (bytes > budget_bytes_) {
-      fail("a module has more members than a file of its size can need");
-    }
-    budget_bytes_ -= bytes;
-  }
-
- private:
-  uint64_t& budget_bytes_;
-  Mapping result_ = make_mapping("collections.OrderedDict");
+/// Classes of torch with code for their state_dict, and modules all of whose
+/// classes are such (they end with a dot).
+constexpr std::string_view kWithCode[] = {
+    "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu.",
+    "torch.ao.nn.intrinsic.quantized.modules.conv_add.",
+    "torch.ao.nn.intrinsic.quantized.modules.conv_relu.",
+    "torch.ao.nn.intrinsic.quantized.modules.linear_relu.",
+    "torch.ao.nn.quantized.dynamic.modules.conv.",
+    "torch.ao.nn.quantized.dynamic.modules.linear.",
+    "torch.ao.nn.quantized.dynamic.modules.rnn.GRUCell",
+    "torch.ao.nn.quantized.dynamic.modules.rnn.LSTMCell",
+    "torch.ao.nn.quantized.dynamic.modules.rnn.PackedParameter",
+    "torch.ao.nn.quantized.dynamic.modules.rnn.RNNCell",
+    "torch.ao.nn.quantized.dynamic.modules.rnn.RNNCellBase",
+    "torch.ao.nn.quantized.modules.conv.",
+    "torch.ao.nn.quantized.modules.embedding_ops.EmbeddingPackedParams",
+    "torch.ao.nn.quantized.modules.functional_modules.QFunctional",
+    "torch.ao.nn.quantized.modules.linear.",
+    "torch.ao.nn.quantized.reference.modules.conv.",
+    "torch.ao.nn.quantized.reference.modules.linear.",
+    "torch.ao.nn.quantized.reference.modules.sparse.",
+    "torch.ao.nn.quantized.reference.modules.utils.",
+    "torch.ao.nn.sparse.quantized.",
+    "torch.ao.pruning._experimental.pruner.parametrization."
+    "FakeStructuredSparsity",
+    "torch.ao.pruning.sparsifier.utils.FakeSparsity",
+    "torch.distributed.nn.api.remote_module.",
 };
 
-void collect_module(const Mapping& state, const std::string& prefix,
-                    Collector& collector) {
-  collector.spend(prefix);
-  const Mapping parameters = *member(state, "_parameters");
-  for (const auto& item : parameters) {
-    if (item.key().isString()) {
-      collector.add_tensor(prefix + item.key().toStringRef(), item.value());
+bool has_code(std::string_view class_name) {
+  // Where the quantized modules were before torch 1.10.
+  std::string name(class_name);
+  for (const std::string_view old :
+       {"torch.nn.intrinsic.quantized.", "torch.nn.quantized."}) {
+    if (class_name.rfind(old, 0) == 0) {
+      name.insert(std::string_view("torch.").size(), "ao.");
     }
   }
-  const auto left_out = non_persistent(state);
-  const Mapping buffers = *member(state, "_buffers");
-  for (const auto& item : buffers) {
-    if (item.key().isString() &&
-        left_out.count(item.key().toStringRef()) == 0) {
-      collector.add_tensor(prefix + item.key().toStringRef(), item.value());
-    }
-  }
-  const Mapping modules = *member(state, "_modules");
-  for (const auto& item : modules) {
-    const auto child = module_state(item.value());
-    if (child && item.key().isString()) {
-      collect_module(*child, prefix + item.key().toStringRef() + ".",
-                     collector);
-    }
-  }
+  return std::any_of(std::begin(kWithCode), std::end(kWithCode),
+                     [&name](std::string_view known) {
+                       return known.back() == '.' ? name.rfind(known, 0) == 0
+                                                  : name == known;
+                     });
 }
 
-void collect_classes(const c10::IValue& module,
-                     std::unordered_set<const void*>& seen,
-                     std::vector<std::string>& classes) {
-  if (!seen.insert(module.internalToPointer()).second) {
-    return;
-  }
-  classes.push_back(as_opaque(module)->class_name);
-  const Mapping modules = *member(*module_state(module), "_modules");
-  for (const auto& item : modules) {
-    if (module_state(item.value())) {
-      collect_classes(item.value(), seen, classes);
-    }
-  }
-}
-
-class Replacer {
- public:
-  Replacer(std::vector<std::string>& classes, uint64_t budget_bytes)
-      : classes_(classes), budget_bytes_(budget_bytes) {}
-
-  c10::IValue replace(const c10::IValue& value) {
-    if (!is_container(value)) {
-      return value;
-    }
-    const auto known = replaced_.find(value.internalToPointer());
-    if (known != replaced_.end()) {
-      return known->second;
-    }
-    c10::IValue result = value;
-    if (const auto state = module_state(value)) {
-      Collector collector(budget_bytes_);
-      collect_module(*state, "", collector);
-      collect_classes(value, seen_, classes_);
-      result = collector.take();
-    } else {
-      for (const Child& child : container_children(value)) {
-        const c10::IValue other = replace(child.value);
-        if (!other.is(child.value)) {
-          replace_child(value, child, other);
-        }
-      }
-    }
-    replaced_.emplace(value.internalToPointer(), result);
-    kept_.push_back(value);
-    return result;
-  }
-
- private:
-  std::vector<std::string>& classes_;
-  uint64_t budget_bytes_;
-  std::unordered_map<const void*, c10::IValue> replaced_;
-  std::vector<c10::IValue> kept_;  // so that no address is used twice
-  std::unordered_set<const void*> seen_;
-};
-
-/// The texts in `["a", "b", ]`, where such a list starts the line.
-std::vector<std::string> read_list(const std::string& line) {
-  std::vector<std::string> names;
-  for (size_t at = line.find('['); at < line.size(); ++at) {
-    if (line[at] != '"') {
-      continue;
-    }
-    std::string name;
-    for (++at; at < line.size() && line[at] != '"'; ++at) {
-      if (line[at] == '\\' && at + 1 < line.size()) {
-        ++at;
-      }
-      name += line[at];
-    }
-    names.push_back(name);
-  }
-  return names;
-}
-
-bool has(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-void collect_script(const c10::IValue& module, const std::string& prefix,
-                    const FindScriptClass& find_class, bool everything,
-                    Collector& collector) {
-  const Opaque* opaque = as_opaque(module);
-  if (opaque == nullptr || !opaque->state.isGenericDict()) {
-    return;
-  }
-  const ScriptClass type = find_class(opaque->class_name);
-  if (!type.is_module) {
-    return;
-  }
-  collector.spend(prefix);
-  const Mapping state = opaque->state.toGenericDict();
-  for (const auto* names : {&type.parameters, &type.buffers}) {
-    for (const auto& item : state) {
-      if (item.key().isString() && has(*names, item.key().toStringRef())) {
-        collector.add_tensor(prefix + item.key().toStringRef(), item.value());
-      }
-    }
-  }
-  for (const auto& item : state) {
-    if (!item.key().isString()) {
-      continue;
-    }
-    const std::string name = prefix + item.key().toStringRef();
-    if (item.value().isCapsule()) {
-      collect_script(item.value(), name + ".", find_class, everything,
-                     collector);
-    } else if (everything && !has(type.parameters, item.key().toStringRef()) &&
-               !has(type.buffers, item.key().toStringRef())) {
-      collector.add(name, item.value());
-    }
-  }
+/// Whether these hooks leave the tensors of a state_dict alone.
+bool are_harmless(const Mapping& hooks) {
+  constexpr size_t kMostToLookAt = 100;
+  return hooks.size() <= kMostToLookAt &&
+         std::all_of(hooks.begin(), hooks.end(), [](const auto& item) {
+           const Opaque* hook = as_opaque(item.value());
+           return hook != nullptr &&
+                  hook->class_name ==
+                      "torch.nn.utils.spectral_norm.SpectralNormStateDictHook";
+         });
 }
 
 }  // namespace
 
-c10::IValue replace_modules(const c10::IValue& value,
-                            std::vector<std::string>& classes,
-                            uint64_t budget_bytes) {
-  return Replacer(classes, budget_bytes).replace(value);
+struct Modules::Module {
+  std::string class_name;
+  Mapping parameters;
+  Mapping buffers;
+  Mapping modules;
+  c10::IValue left_out;  // a set: the names of buffers not persistent
+};
+
+std::optional<Mapping> Modules::dict_of(const c10::IValue& value) const {
+  const c10::IValue resolved = heap_.resolve(value);
+  return resolved.isGenericDict() ? std::optional(resolved.toGenericDict())
+                                  : std::nullopt;
 }
 
-ScriptClass find_script_class(const std::string& code,
-                              const std::string& name) {
-  ScriptClass result;
-  const std::string head = "class " + name + "(Module):\n";
-  size_t at = code.rfind(head, 0) == 0 ? 0 : code.find("\n" + head);
-  if (at == std::string::npos) {
-    return result;
+std::optional<Modules::Module> Modules::as_module(
+    const c10::IValue& value) const {
+  const Opaque* opaque = as_opaque(value);
+  if (opaque == nullptr || has_code(opaque->class_name)) {
+    return std::nullopt;
   }
-  result.is_module = true;
-  at = code.find("(Module):\n", at) + std::string("(Module):\n").size();
-  while (at < code.size()) {
-    const size_t end = std::min(code.find('\n', at), code.size());
-    const std::string line = code.substr(at, end - at);
-    if (line.rfind("  __parameters__ = ", 0) == 0) {
-      result.parameters = read_list(line);
-    } else if (line.rfind("  __buffers__ = ", 0) == 0) {
-      result.buffers = read_list(line);
-      break;  // the last that is wanted
-    } else if (line.rfind("  def ", 0) == 0 || line.rfind("  ", 0) != 0) {
-      break;
+  const auto new_dict = [] { return make_mapping("dict"); };
+  const auto& args = opaque->args;
+  if (opaque->class_name == "torch._dynamo.eval_frame.OptimizedModule" &&
+      !args.empty()) {  // what torch.compile was given
+    Module module{opaque->class_name, new_dict(), new_dict(), new_dict(), {}};
+    module.modules.insert("_orig_mod", args[0]);
+    return module;
+  }
+  // The `__dict__`, with `__slots__` beside it in some classes.
+  c10::IValue state = heap_.resolve(opaque->state);
+  if (state.isTuple() && state.toTupleRef().elements().size() == 2) {
+    state = state.toTupleRef().elements()[0];
+  }
+  if (opaque->class_name == "torch.fx.graph_module.reduce_graph_module" &&
+      !args.empty()) {  // (__dict__, imports of its code)
+    state = args[0];
+  }
+  const auto dict = dict_of(state);
+  if (!dict) {
+    return std::nullopt;
+  }
+  const auto member = [&](const char* name) {
+    const auto found = dict->find(name);
+    return found == dict->end() ? std::nullopt : dict_of(found->value());
+  };
+  for (const char* name : {"_state_dict_hooks", "_state_dict_pre_hooks"}) {
+    const auto hooks = member(name);
+    if (hooks && !are_harmless(*hooks)) {
+      return std::nullopt;
     }
-    at = end + 1;
   }
-  return result;
+  const auto parameters = member("_parameters");
+  const auto buffers = member("_buffers");
+  const auto modules = member("_modules");
+  if (!parameters || !buffers || !modules) {
+    return std::nullopt;
+  }
+  const auto left_out = dict->find("_non_persistent_buffers_set");
+  return Module{opaque->class_name, *parameters, *buffers, *modules,
+                left_out == dict->end() ? c10::IValue() : left_out->value()};
 }
 
-c10::IValue script_state_dict(const c10::IValue& module,
-                              const FindScriptClass& find_class,
-                              bool everything, uint64_t budget_bytes) {
-  Collector collector(budget_bytes);
-  collect_script(module, "", find_class, everything, collector);
-  return collector.take();
+c10::IValue Modules::replace(const c10::IValue& value) {
+  if (!value.isCapsule()) {
+    return value;
+  }
+  const auto known = replaced_.find(value.internalToPointer());
+  if (known != replaced_.end()) {
+    return known->second;
+  }
+  const auto module = as_module(value);
+  if (!module) {
+    return value;
+  }
+  StateCollector collector(budget_bytes_);
+  collect(value, *module, "", collector);
+  return replaced_.emplace(value.internalToPointer(), collector.take())
+      .first->second;
+}
+
+void Modules::collect(const c10::IValue& value, const Module& module,
+                      const std::string& prefix, StateCollector& collector) {
+  if (!on_the_way_.insert(value.internalToPointer()).second) {
+    fail("the module \"" + prefix + "\" contains itself");
+  }
+  if (on_the_way_.size() > kMaxDepth) {
+    fail("modules are nested deeper than " + std::to_string(kMaxDepth) +
+         " levels");
+  }
+  collector.spend(prefix);
+  classes_.insert(module.class_name);
+  collect_tensors(module.parameters, prefix, collector, {});
+  std::unordered_set<std::string> left_out;
+  if (const Opaque* names = as_opaque(module.left_out)) {
+    for (const c10::IValue& name : names->elements) {
+      if (name.isString()) {
+        collector.spend(name.toStringRef());
+        left_out.insert(name.toStringRef());
+      }
+    }
+  }
+  collect_tensors(module.buffers, prefix, collector, left_out);
+  for (const auto& item : module.modules) {
+    if (!item.key().isString()) {
+      continue;
+    }
+    const std::string name = prefix + item.key().toStringRef();
+    const c10::IValue inner = heap_.resolve(item.value());
+    if (const auto submodule = as_module(inner)) {
+      collect(inner, *submodule, name + ".", collector);
+    } else if (!inner.isNone()) {
+      collector.add(name, inner);
+    }
+  }
+  on_the_way_.erase(value.internalToPointer());
+}
+
+void Modules::collect_tensors(
+    const Mapping& tensors, const std::string& prefix,
+    StateCollector& collector,
+    const std::unordered_set<std::string>& left_out) const {
+  for (const auto& item : tensors) {
+    if (!item.key().isString() ||
+        left_out.count(item.key().toStringRef()) != 0) {
+      continue;
+    }
+    const std::string name = prefix + item.key().toStringRef();
+    const c10::IValue value = heap_.resolve(item.value());
+    if (value.isTensor()) {
+      collector.add_tensor(name, value.toTensor());
+    } else if (!value.isNone()) {
+      collector.add(name, value);
+    }
+  }
 }
 
 }  // namespace dataparallel::checkpoint

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <unordered_map>
 
 #include "checkpoint/known.h"
@@ -67,13 +68,21 @@ at::Tensor numpy_array(const NumpyType& type, const std::vector<int64_t>& shape,
                   ordered_bytes(type.dtype));
   }
   if (fortran) {
-    std::vector<int64_t> dims(sizes.size());
-    for (size_t i = 0; i < dims.size(); ++i) {
-      dims[i] = static_cast<int64_t>(dims.size() - 1 - i);
-    }
-    tensor = tensor.permute(dims);
+    std::vector<int64_t> axes(sizes.size());
+    std::iota(axes.rbegin(), axes.rend(), 0);
+    tensor = tensor.permute(axes);
   }
   return tensor;
+}
+
+at::Tensor numpy_transpose(const at::Tensor& array,
+                           const std::vector<int64_t>& axes) {
+  std::vector<int64_t> all(static_cast<size_t>(array.dim()));
+  std::iota(all.begin(), all.end(), 0);
+  if (!std::is_permutation(axes.begin(), axes.end(), all.begin(), all.end())) {
+    fail("a NumPy array's axes are no permutation of its dimensions");
+  }
+  return array.permute(axes);
 }
 
 std::optional<c10::IValue> numpy_scalar(const NumpyType& type,

@@ -23,6 +23,10 @@ std::optional<NumpyType> numpy_type(const c10::IValue& value);
 at::Tensor numpy_array(const NumpyType& type, const std::vector<int64_t>& shape,
                        bool fortran, const std::string& bytes);
 
+/// The array with its dimensions in another order. Fails where `axes` is none.
+at::Tensor numpy_transpose(const at::Tensor& array,
+                           const std::vector<int64_t>& axes);
+
 /// The number of a NumPy scalar. None: not of that many bytes.
 std::optional<c10::IValue> numpy_scalar(const NumpyType& type,
                                         const std::string& bytes);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "checkpoint/arguments.h"
+#include "checkpoint/dropped.h"
 #include "checkpoint/numpy.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/rebuild.h"
@@ -86,7 +87,7 @@ const std::string* Objects::bytes_of(const c10::IValue& value) {
 }
 
 c10::IValue Objects::opaque_call(const std::string& name, Arguments args) {
-  heap_.spend(args.size() * sizeof(c10::IValue));
+  heap_.spend(name.size() + args.size() * sizeof(c10::IValue));
   auto opaque = c10::make_intrusive<Opaque>(name);
   opaque->args = args.vec();
   c10::IValue value = from_opaque(std::move(opaque));
@@ -238,14 +239,23 @@ c10::IValue Objects::numpy_call(const Reference& function, Arguments args) {
         }
       }
       break;
-    case Callable::kNumpyFromBuffer:
-      if (args.size() == 4) {
+    case Callable::kNumpyFromBuffer:  // (buffer, dtype, shape, order[, axes])
+      if (args.size() >= 4) {
         const auto type = numpy_type(args[1]);
         const std::string* bytes = bytes_of(args[0]);
-        if (type && bytes != nullptr && args[3].isString()) {
+        const std::string order =
+            args[3].isString() ? args[3].toStringRef() : "";
+        const bool has_axes =
+            order == "K" && args.size() == 5 && !args[4].isNone();
+        if (type && bytes != nullptr &&
+            (order == "C" || order == "F" || has_axes)) {
           heap_.spend(bytes->size());
-          return numpy_array(*type, to_ints(args[2], "a NumPy array's shape"),
-                             args[3].toStringRef() == "F", *bytes);
+          const at::Tensor array =
+              numpy_array(*type, to_ints(args[2], "a NumPy array's shape"),
+                          order == "F", *bytes);
+          return has_axes ? numpy_transpose(
+                                array, to_ints(args[4], "a NumPy array's axes"))
+                          : array;
         }
       }
       break;
@@ -420,8 +430,10 @@ c10::IValue Objects::build(const c10::IValue& object,
       const bool fortran = parts[2].isBool()  ? parts[2].toBool()
                            : parts[2].isInt() ? parts[2].toInt() != 0
                                               : false;
-      return numpy_array(*type, to_ints(parts[0], "a NumPy array's shape"),
-                         fortran, *bytes);
+      const at::Tensor array = numpy_array(
+          *type, to_ints(parts[0], "a NumPy array's shape"), fortran, *bytes);
+      drop_class(array, opaque->class_name, heap_);
+      return array;
     }
   }
   opaque->state = state;

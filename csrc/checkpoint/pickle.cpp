@@ -1,89 +1,15 @@
 #include "checkpoint/pickle.h"
 
-#include <bit>
 #include <charconv>
-#include <cmath>
-#include <cstdlib>
 
 #include "checkpoint/known.h"
+#include "checkpoint/opcode.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/text.h"
 #include "checkpoint/walk.h"
 
 namespace dataparallel::checkpoint {
 namespace {
-
-// The opcodes, as Python's pickletools names them.
-enum Opcode : unsigned char {
-  kMark = '(',
-  kStop = '.',
-  kPop = '0',
-  kPopMark = '1',
-  kDup = '2',
-  kFloat = 'F',
-  kInt = 'I',
-  kBinInt = 'J',
-  kBinInt1 = 'K',
-  kLong = 'L',
-  kBinInt2 = 'M',
-  kNone = 'N',
-  kPersId = 'P',
-  kBinPersId = 'Q',
-  kReduce = 'R',
-  kString = 'S',
-  kBinString = 'T',
-  kShortBinString = 'U',
-  kUnicode = 'V',
-  kBinUnicode = 'X',
-  kAppend = 'a',
-  kBuild = 'b',
-  kGlobal = 'c',
-  kDict = 'd',
-  kEmptyDict = '}',
-  kAppends = 'e',
-  kGet = 'g',
-  kBinGet = 'h',
-  kInst = 'i',
-  kLongBinGet = 'j',
-  kList = 'l',
-  kEmptyList = ']',
-  kObj = 'o',
-  kPut = 'p',
-  kBinPut = 'q',
-  kLongBinPut = 'r',
-  kSetItem = 's',
-  kTuple = 't',
-  kEmptyTuple = ')',
-  kSetItems = 'u',
-  kBinFloat = 'G',
-  kProto = 0x80,
-  kNewObj = 0x81,
-  kExt1 = 0x82,
-  kExt2 = 0x83,
-  kExt4 = 0x84,
-  kTuple1 = 0x85,
-  kTuple2 = 0x86,
-  kTuple3 = 0x87,
-  kNewTrue = 0x88,
-  kNewFalse = 0x89,
-  kLong1 = 0x8a,
-  kLong4 = 0x8b,
-  kBinBytes = 'B',
-  kShortBinBytes = 'C',
-  kShortBinUnicode = 0x8c,
-  kBinUnicode8 = 0x8d,
-  kBinBytes8 = 0x8e,
-  kEmptySet = 0x8f,
-  kAddItems = 0x90,
-  kFrozenSet = 0x91,
-  kNewObjEx = 0x92,
-  kStackGlobal = 0x93,
-  kMemoize = 0x94,
-  kFrame = 0x95,
-  kByteArray8 = 0x96,
-  kNextBuffer = 0x97,
-  kReadOnlyBuffer = 0x98,
-};
 
 constexpr unsigned char kNewestProtocol = 5;
 
@@ -175,98 +101,6 @@ bool PickleMachine::step(unsigned char opcode) {
     fail("the pickle has the unknown opcode " + std::to_string(opcode));
   }
   return true;
-}
-
-bool PickleMachine::step_scalar(unsigned char opcode) {
-  switch (opcode) {
-    case kNone:
-      push(c10::IValue());
-      return true;
-    case kNewTrue:
-      push(true);
-      return true;
-    case kNewFalse:
-      push(false);
-      return true;
-    case kBinInt:
-      push(int64_t{static_cast<int32_t>(cursor_.number(4))});
-      return true;
-    case kBinInt1:
-      push(int64_t{cursor_.byte()});
-      return true;
-    case kBinInt2:
-      push(static_cast<int64_t>(cursor_.number(2)));
-      return true;
-    case kInt:
-      push_decimal(/*is_long=*/false);
-      return true;
-    case kLong:
-      push_decimal(/*is_long=*/true);
-      return true;
-    case kLong1:
-      push_long(cursor_.byte());
-      return true;
-    case kLong4:
-      push_long(cursor_.number(4));
-      return true;
-    case kFloat:
-      push_float_line();
-      return true;
-    case kBinFloat: {
-      const unsigned char* bytes = cursor_.take(8);
-      uint64_t bits = 0;
-      for (int i = 0; i < 8; ++i) {
-        bits = bits << 8 | bytes[i];
-      }
-      push(std::bit_cast<double>(bits));
-      return true;
-    }
-    case kShortBinUnicode:
-      push_text(cursor_.byte());
-      return true;
-    case kBinUnicode:
-      push_text(cursor_.number(4));
-      return true;
-    case kBinUnicode8:
-      push_text(cursor_.number(8));
-      return true;
-    case kUnicode: {
-      auto text = decode_unicode_line(cursor_.line());
-      if (!text) {
-        fail("the pickle has a damaged text");
-      }
-      push(std::move(*text));
-      return true;
-    }
-    case kString: {
-      auto bytes = decode_string_line(cursor_.line());
-      if (!bytes) {
-        fail("the pickle has a damaged text");
-      }
-      push(objects_.python2_string(std::move(*bytes)));
-      return true;
-    }
-    case kShortBinString:
-      push_python2_string(cursor_.byte());
-      return true;
-    case kBinString:
-      push_python2_string(cursor_.number(4));
-      return true;
-    case kShortBinBytes:
-      push_bytes(cursor_.byte(), "builtins.bytes");
-      return true;
-    case kBinBytes:
-      push_bytes(cursor_.number(4), "builtins.bytes");
-      return true;
-    case kBinBytes8:
-      push_bytes(cursor_.number(8), "builtins.bytes");
-      return true;
-    case kByteArray8:
-      push_bytes(cursor_.number(8), "builtins.bytearray");
-      return true;
-    default:
-      return false;
-  }
 }
 
 bool PickleMachine::step_memo(unsigned char opcode) {
@@ -537,72 +371,6 @@ void PickleMachine::push_tuple(size_t height) {
   }
   stack_.resize(height);
   push(std::move(tuple));
-}
-
-void PickleMachine::push_text(uint64_t size) {
-  const auto* bytes = reinterpret_cast<const char*>(cursor_.take(size));
-  if (!is_utf8({bytes, size})) {
-    fail("the pickle has a text that is not UTF-8");
-  }
-  push(std::string(bytes, size));
-}
-
-void PickleMachine::push_bytes(uint64_t size, const char* class_name) {
-  const auto* bytes = reinterpret_cast<const char*>(cursor_.take(size));
-  push(make_opaque(class_name, {std::string(bytes, size)}));
-}
-
-void PickleMachine::push_python2_string(uint64_t size) {
-  const auto* bytes = reinterpret_cast<const char*>(cursor_.take(size));
-  push(objects_.python2_string(std::string(bytes, size)));
-}
-
-void PickleMachine::push_long(uint64_t size) {
-  const unsigned char* bytes = cursor_.take(size);
-  if (size <= 8) {
-    uint64_t value = little_endian(bytes, static_cast<int>(size));
-    if (size > 0 && size < 8 && (bytes[size - 1] & 0x80) != 0) {
-      value |= ~uint64_t{0} << (8 * size);
-    }
-    push(static_cast<int64_t>(value));
-    return;
-  }
-  push(make_opaque("builtins.int",
-                   {integer_text(std::string_view(
-                       reinterpret_cast<const char*>(bytes), size))}));
-}
-
-void PickleMachine::push_decimal(bool is_long) {
-  std::string_view text = cursor_.line();
-  if (!is_long && (text == "00" || text == "01")) {
-    push(text == "01");
-    return;
-  }
-  if (!text.empty() && text.back() == 'L') {
-    text.remove_suffix(1);
-  }
-  int64_t value = 0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = end == text.data() + text.size() && !text.empty();
-  if (whole && error == std::errc()) {
-    push(value);
-    return;
-  }
-  if (!whole || error != std::errc::result_out_of_range) {
-    fail("the pickle has a damaged number");
-  }
-  push(make_opaque("builtins.int", {std::string(text)}));
-}
-
-void PickleMachine::push_float_line() {
-  const std::string text(cursor_.line());
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || end != text.c_str() + text.size()) {
-    fail("the pickle has a damaged number");
-  }
-  push(value);
 }
 
 void PickleMachine::push_global(std::string_view module,

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "checkpoint/arguments.h"
+#include "checkpoint/dropped.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/rebuild_layouts.h"
 #include "checkpoint/view.h"
@@ -12,27 +13,38 @@
 namespace dataparallel::checkpoint {
 namespace {
 
-/// The complex conjugate and negative bits of a tensor.
-void set_bits(const at::Tensor& tensor, const c10::IValue& metadata) {
+/// The complex conjugate and negative bits of a tensor; a device can have more.
+void set_metadata(const at::Tensor& tensor, const c10::IValue& metadata,
+                  Heap& heap) {
   if (!metadata.isGenericDict()) {
     return;
   }
   for (const auto& item : metadata.toGenericDict()) {
-    if (!item.key().isString() || !item.value().isBool() ||
-        !item.value().toBool()) {
-      continue;
-    }
-    const std::string& name = item.key().toStringRef();
+    const std::string name =
+        item.key().isString() ? item.key().toStringRef() : "";
+    const bool is_set = item.value().isBool() && item.value().toBool();
     if (name == "conj" && tensor.is_complex()) {
-      tensor._set_conj(true);
+      tensor._set_conj(is_set);
     } else if (name == "neg") {
-      tensor._set_neg(true);
+      tensor._set_neg(is_set);
+    } else {
+      drop_attribute(tensor, name, item.value(), heap);
     }
   }
 }
 
+/// Functions that older versions of torch wrote with a tensor.
+void drop_hooks(const at::Tensor& tensor, const c10::IValue& hooks,
+                Heap& heap) {
+  const bool is_empty = hooks.isNone() || (hooks.isGenericDict() &&
+                                           hooks.toGenericDict().empty());
+  if (!is_empty) {
+    drop_attribute(tensor, "_backward_hooks", hooks, heap);
+  }
+}
+
 c10::IValue rebuild_dense(Callable function, c10::ArrayRef<c10::IValue> args,
-                          Storages& storages) {
+                          Heap& heap, Storages& storages) {
   const bool v3 = function == Callable::kTensorV3;
   need(args, v3 ? 7 : 4, "a tensor");
   StorageRef& storage = to_storage(args[0]);
@@ -48,15 +60,19 @@ c10::IValue rebuild_dense(Callable function, c10::ArrayRef<c10::IValue> args,
                    to_ints(args[3], "a tensor's strides"),
                    args.size() > 4 && to_bool(args[4], "requires_grad")};
   const at::Tensor tensor = view_of(storage, view);
+  if (args.size() > 5) {
+    drop_hooks(tensor, args[5], heap);
+  }
   const size_t metadata = v3 ? 7 : 6;
   if (args.size() > metadata) {
-    set_bits(tensor, args[metadata]);
+    set_metadata(tensor, args[metadata], heap);
   }
   return tensor;
 }
 
+/// `args`: data, requires_grad, hooks, state; the last two may be missing.
 c10::IValue rebuild_parameter(c10::ArrayRef<c10::IValue> args,
-                              bool requires_grad) {
+                              bool requires_grad, Heap& heap) {
   need(args, 1, "a parameter");
   if (args.size() > 1) {
     requires_grad = to_bool(args[1], "requires_grad");
@@ -64,6 +80,12 @@ c10::IValue rebuild_parameter(c10::ArrayRef<c10::IValue> args,
   // Also of a parameter that is memory without values (a lazy module's).
   const at::Tensor tensor = to_tensor(args[0], "a parameter's data").detach();
   set_requires_grad(tensor, requires_grad);
+  if (args.size() > 2) {
+    drop_hooks(tensor, args[2], heap);
+  }
+  if (args.size() > 3) {
+    drop_state(tensor, args[3], heap);
+  }
   return tensor;
 }
 
@@ -100,8 +122,8 @@ c10::IValue rebuild_meta(c10::ArrayRef<c10::IValue> args) {
   return tensor;
 }
 
-/// A tensor subclass: the tensor itself; one that has no memory of its own
-/// (its tensors are in its state) stays opaque.
+/// A tensor subclass or one with attributes: the tensor itself; one that has no
+/// memory of its own (its tensors are in its state) stays opaque.
 c10::IValue rebuild_subclass(c10::ArrayRef<c10::IValue> args, Heap& heap,
                              Storages& storages) {
   need(args, 4, "a tensor of a subclass");
@@ -120,8 +142,12 @@ c10::IValue rebuild_subclass(c10::ArrayRef<c10::IValue> args, Heap& heap,
     heap.note(value);
     return value;
   }
-  return rebuild(function->callable,
-                 to_elements(args[2], "a tensor's arguments"), heap, storages);
+  c10::IValue tensor =
+      rebuild(function->callable, to_elements(args[2], "a tensor's arguments"),
+              heap, storages);
+  drop_class(tensor.toTensor(), type->name, heap);
+  drop_state(tensor.toTensor(), args[3], heap);
+  return tensor;
 }
 
 }  // namespace
@@ -132,12 +158,12 @@ c10::IValue rebuild(Callable function, c10::ArrayRef<c10::IValue> args,
     case Callable::kTensor:
     case Callable::kTensorV2:
     case Callable::kTensorV3:
-      return rebuild_dense(function, args, storages);
+      return rebuild_dense(function, args, heap, storages);
     case Callable::kParameter:
     case Callable::kParameterFunction:
-      return rebuild_parameter(args, /*requires_grad=*/true);
+      return rebuild_parameter(args, /*requires_grad=*/true, heap);
     case Callable::kVariable:
-      return rebuild_parameter(args, /*requires_grad=*/false);
+      return rebuild_parameter(args, /*requires_grad=*/false, heap);
     case Callable::kQuantizedTensor:
       return rebuild_quantized(args);
     case Callable::kSparseTensor:
@@ -168,15 +194,23 @@ c10::IValue set_tensor_state(const c10::IValue& tensor,
       return rebuild(Callable::kTensor, parts, heap, storages);
     }
     if (parts.size() == 5) {  // (data, grad, hooks, requires_grad, volatile)
-      return rebuild(Callable::kVariable, {parts[0], parts[3]}, heap, storages);
+      const c10::IValue variable = rebuild(
+          Callable::kVariable, {parts[0], parts[3], parts[2]}, heap, storages);
+      if (!parts[1].isNone()) {
+        drop_attribute(variable.toTensor(), "grad", parts[1], heap);
+      }
+      return variable;
     }
-    if (parts.size() == 3 && tensor.isTensor()) {  // (requires_grad, ...)
+    if (parts.size() == 3 &&
+        tensor.isTensor()) {  // (requires_grad, ..., hooks)
       set_requires_grad(tensor.toTensor(), to_bool(parts[0], "requires_grad"));
+      drop_hooks(tensor.toTensor(), parts[2], heap);
       return tensor;
     }
   }
-  if (tensor.isTensor() && (state.isGenericDict() || state.isNone())) {
-    return tensor;  // attributes that somebody gave it
+  if (tensor.isTensor()) {  // attributes that somebody gave it
+    drop_state(tensor.toTensor(), state, heap);
+    return tensor;
   }
   fail("a tensor has a state of type " + python_type_name(state));
 }

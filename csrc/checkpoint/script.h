@@ -4,11 +4,19 @@
 
 #include <string>
 #include <unordered_map>
+#include <vector>
 
-#include "checkpoint/modules.h"
+#include "checkpoint/state_collector.h"
 #include "checkpoint/zip.h"
 
 namespace dataparallel::checkpoint {
+
+/// The attributes of a TorchScript module that belong to its state_dict.
+struct ScriptClass {
+  bool is_module = false;
+  std::vector<std::string> parameters;
+  std::vector<std::string> buffers;
+};
 
 /// A TorchScript archive, or one that `torch::save` made of a C++ object:
 /// data.pkl holds the modules, the code says which of their attributes are
@@ -27,6 +35,8 @@ class Script {
 
  private:
   ScriptClass find_class(const std::string& name);
+  void collect(const c10::IValue& module, const std::string& prefix,
+               bool everything, StateCollector& collector);
 
   ZipArchive& zip_;
   std::string root_;

@@ -1,5 +1,5 @@
 #include "checkpoint/archive.h"
-#include "checkpoint/pickle.h"
+#include "checkpoint/known.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/script.h"
 #include "checkpoint/zip.h"
@@ -81,19 +81,15 @@ Contents read_zip(Source& source, Locations& locations) {
   };
   Storages storages(source, locations, find, is_big_endian(zip, root));
   const ZipEntry& pickle = zip.locate_stored(*zip.find(root + "data.pkl"));
-  Heap heap(budget_for(source));
-  Objects objects(heap, &storages);
   Cursor cursor(source, pickle.data, pickle.data + pickle.size);
-  Contents contents;
+  Contents contents = read_pickled(source, cursor, storages);
   contents.kind = "zip";
-  contents.value = PickleMachine(cursor, objects).run();
   if (zip.find(root + "constants.pkl") != nullptr) {
     Script script(zip, root);
     contents.kind =
         script.is_archive(contents.value) ? "C++ archive" : "TorchScript";
     contents.value = script.state_dict(contents.value, budget_for(source));
   }
-  contents.tags = storages.tags();
   return contents;
 }
 

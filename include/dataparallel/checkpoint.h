@@ -107,16 +107,25 @@ class DATAPARALLEL_EXPORT LoadOptions {
 /// `torch.save` (1.6 and later), its older files of stacked pickles (Python 2
 /// too), TorchScript archives and C++ archives of `torch::save` (these give
 /// what their `state_dict()` gives), and safetensors. Strides, storage sharing
-/// and requires_grad are kept; a pickled `nn.Module` becomes its state_dict.
-/// Nothing from the file is ever executed: objects of classes that the library
-/// does not know become `Opaque` values, see `opaque_entries`.
+/// and requires_grad are kept. Nothing from the file is ever executed: objects
+/// of classes that the library does not know become `Opaque` values, see
+/// `opaque_entries`; what tensors had in Python alone is lost, see
+/// `dropped_entries`.
+///
+/// A pickled `nn.Module` becomes its state_dict: parameters and persistent
+/// buffers. What its class adds by code of its own (`get_extra_state`,
+/// `state_dict`) is not in the file and is missing. Where that can be seen,
+/// the module stays opaque, alone or in the state_dict of the module around
+/// it: torch's quantized modules, and modules with hooks for their state_dict.
+/// So do what is registered but is no tensor, as a lazy module's parameters.
 ///
 /// Without `map_location` each storage goes to the device its tag names.
 /// Storages are read one at a time, straight to their device.
 ///
 /// Throws `CheckpointError` where the file cannot be read, is none of these,
-/// is damaged, needs a device that is not there, or contains an object that
-/// contains itself. Thread safety: may be called from any thread.
+/// is damaged, or needs a device that is not there. An object that contains
+/// itself is cut there, by an opaque "dataparallel.BackReference". Thread
+/// safety: may be called from any thread.
 ///
 /// ```cpp
 /// auto checkpoint = dataparallel::load(
@@ -144,13 +153,18 @@ struct TensorInfo {
   std::vector<int64_t> shape;
   std::string device;  ///< the file's tag
   int64_t nbytes;      ///< of its elements
+  bool requires_grad;
 };
 
 struct CheckpointInfo {
   std::string kind;  ///< "zip", "legacy", "TorchScript", "C++ archive",
                      ///< "safetensors"
   std::vector<TensorInfo> tensors;
-  std::vector<std::string> unknown_classes;     ///< sorted, each once
+  /// Sorted, each once: those of opaque objects, of tensors of a subclass, and
+  /// of the modules whose state_dicts are given instead of them.
+  std::vector<std::string> unknown_classes;
+  std::vector<OpaqueEntry> opaque;   ///< what `opaque_entries` would list
+  std::vector<OpaqueEntry> dropped;  ///< what `dropped_entries` would list
   std::map<std::string, std::string> metadata;  ///< of safetensors
 };
 

@@ -11,9 +11,10 @@
 /// How Python's values look as `c10::IValue`.
 ///
 /// - None, bool, int (of 64 bits; a larger one is an `Opaque`), float, complex,
-///   str, tensor, `torch.device`: the IValue of that kind. A Parameter is
-///   a tensor with its requires_grad; a NumPy scalar is a number, a NumPy array
-///   a tensor.
+///   str, tensor, `torch.device`: the IValue of that kind. A Parameter or a
+///   Buffer is a tensor with its requires_grad; a NumPy scalar is a number, a
+///   NumPy array a tensor. A tensor of a subclass or with attributes of its own
+///   loses these: see `dropped_entries`.
 /// - list: a generic list of any type; tuple: a tuple.
 /// - dict, OrderedDict, defaultdict, Counter: a generic dictionary in Python's
 ///   order, for which `class_name` and `attributes` say the rest.
@@ -34,6 +35,10 @@ namespace dataparallel {
 /// (args = [a tensor over all of it]), "builtins.int" beyond 64 bits (args =
 /// [its digits, or beyond 2048 bits "0x" and hexadecimal ones]), and the
 /// mappings where a key is of a kind that `c10::Dict` cannot hash (items).
+///
+/// Unknown, but always of the same form: "dataparallel.BackReference" (args =
+/// [path]), which stands where an object contains itself: the object at that
+/// path in the whole value ("" is the value itself).
 class DATAPARALLEL_EXPORT Opaque : public torch::CustomClassHolder {
  public:
   explicit Opaque(std::string name) : class_name(std::move(name)) {}
@@ -69,6 +74,13 @@ struct OpaqueEntry {
 
 /// All objects in `value` of unknown classes, each once, in order.
 DATAPARALLEL_EXPORT std::vector<OpaqueEntry> opaque_entries(
+    const c10::IValue& value);
+
+/// What the tensors in `value` had in Python and lost, because a tensor in C++
+/// cannot have it, in order: a subclass, by its name at the tensor's path; each
+/// attribute, by its type at `['weight'].name`. Known of tensors that `load`
+/// made, not of their copies.
+DATAPARALLEL_EXPORT std::vector<OpaqueEntry> dropped_entries(
     const c10::IValue& value);
 
 /// "dict", "collections.OrderedDict", "collections.defaultdict" or

@@ -212,6 +212,14 @@ class Dump {
   std::map<const void*, size_t> storages_;
 };
 
+Json entries(const std::vector<dataparallel::OpaqueEntry>& list) {
+  Json result = Json::array();
+  for (const auto& entry : list) {
+    result.push_back({entry.path, entry.class_name});
+  }
+  return result;
+}
+
 Json inspect(const std::string& path) {
   const auto info = dataparallel::inspect(path);
   Json tensors = Json::array();
@@ -220,11 +228,14 @@ Json inspect(const std::string& path) {
                        {"dtype", c10::toString(tensor.dtype)},
                        {"shape", tensor.shape},
                        {"device", tensor.device},
-                       {"nbytes", tensor.nbytes}});
+                       {"nbytes", tensor.nbytes},
+                       {"requires_grad", tensor.requires_grad}});
   }
   return {{"kind", info.kind},
           {"tensors", tensors},
           {"unknown_classes", info.unknown_classes},
+          {"opaque", entries(info.opaque)},
+          {"dropped", entries(info.dropped)},
           {"metadata", info.metadata}};
 }
 
@@ -261,10 +272,8 @@ int run(const std::vector<std::string>& arguments) {
     value = dataparallel::load(arguments[0], options);
   }
   Json result = {{"value", Dump(arguments[1]).value(value)}};
-  result["unknown"] = Json::array();
-  for (const auto& entry : dataparallel::opaque_entries(value)) {
-    result["unknown"].push_back({entry.path, entry.class_name});
-  }
+  result["unknown"] = entries(dataparallel::opaque_entries(value));
+  result["dropped"] = entries(dataparallel::dropped_entries(value));
   std::cout << result << "\n";
   return 0;
 }

@@ -477,3 +477,43 @@ TEST_CASE("a mapping keeps its class and attributes through a copy",
       message_of<c10::ValueError>([&] { make_mapping("dict", carried); }),
       Catch::Contains("which can have none"));
 }
+
+TEST_CASE("what contains itself in the file is freed with the value",
+          "[checkpoint][load]") {
+  // cycles.pt: {"list": a list of itself and the tensor, "net": a module with
+  // hooks that are its own methods}, of the same tensor.
+  c10::weak_intrusive_ptr<c10::TensorImpl> tensor(
+      (c10::intrusive_ptr<c10::TensorImpl>()));
+  {
+    const auto value = cpu_load("cycles.pt");
+    const auto entries = dataparallel::opaque_entries(value);
+    REQUIRE(entries.size() == 1);
+    CHECK(entries[0].path == "['list'][1]");
+    CHECK(entries[0].class_name == "dataparallel.BackReference");
+    CHECK(torch::equal(tensor_at(value, {"net", "weight"}), weight()));
+    tensor = tensor_at(value, {"list", "0"}).getIntrusivePtr();
+    CHECK(tensor.use_count() == 1);
+  }
+  CHECK(tensor.expired());
+}
+
+TEST_CASE("what tensors had in Python alone is listed",
+          "[checkpoint][python_values]") {
+  const auto value = cpu_load("attributes.pt");
+  CHECK(torch::equal(tensor_at(value, {"weight"}), weight()));
+  const auto entries = dataparallel::dropped_entries(value);
+  REQUIRE(entries.size() == 4);
+  CHECK(entries[0].path == "['weight'].note");
+  CHECK(entries[0].class_name == "str");
+  CHECK(entries[1].path == "['other']");
+  CHECK(entries[1].class_name == "__main__.Subclass");
+  CHECK(entries[2].path == "['other'].note");
+  CHECK(entries[3].path == "['other'].owners");
+  CHECK(entries[3].class_name == "list");
+  CHECK(dataparallel::opaque_entries(value).empty());
+
+  const auto info = dataparallel::inspect(data("attributes.pt"));
+  CHECK(info.dropped.size() == 4);
+  CHECK(info.unknown_classes == std::vector<std::string>{"__main__.Subclass"});
+  CHECK(info.tensors[0].requires_grad);
+}

@@ -94,6 +94,40 @@ def on_device(location):
     return buffer.getvalue().replace(cpu, other)
 
 
+class Hooked(torch.nn.Module):
+    """Whose hook is a method of itself."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+        self.register_forward_hook(self.note)
+
+    def note(self, *arguments):
+        """Does nothing."""
+
+
+class Subclass(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def cycles():
+    """A list of itself, and a module with a hook of itself."""
+    weight = torch.arange(6.0).view(2, 3)
+    value = {"list": [weight], "net": Hooked(weight.clone())}
+    value["list"].append(value["list"])
+    return value
+
+
+def attributes():
+    """Tensors with attributes, one of which holds the other tensor."""
+    weight = torch.nn.Parameter(torch.arange(6.0).view(2, 3))
+    weight.note = "text"
+    other = torch.ones(2).as_subclass(Subclass)
+    other.note = 5
+    other.owners = [weight]
+    return {"weight": weight, "other": other}
+
+
 def main():
     FOLDER.mkdir(exist_ok=True)
     warnings.simplefilter("ignore")
@@ -104,6 +138,8 @@ def main():
     torch.save(Net(), FOLDER / "module.pt")
     torch.jit.script(Net()).save(str(FOLDER / "script.pt"))
     (FOLDER / "model.safetensors").write_bytes(safetensors(Net().state_dict()))
+    torch.save(cycles(), FOLDER / "cycles.pt")
+    torch.save(attributes(), FOLDER / "attributes.pt")
     (FOLDER / "cuda7.pt").write_bytes(on_device("cuda:7"))
     (FOLDER / "unknown_device.pt").write_bytes(on_device("warp:1"))
 

@@ -212,6 +212,20 @@ def shared_modules(depth):
     return value
 
 
+def module_in_itself():
+    state = {"_parameters": b"}", "_buffers": b"}"}
+    pairs = b"".join(text(key) + value for key, value in state.items())
+    pairs += text("_modules") + b"}" + text("up") + b"h\x00s"
+    return name("__main__", "Net") + b")\x81q\x00}(" + pairs + b"ub"
+
+
+def frombuffer(shape, order, axes, data):
+    dtype = call(name("numpy", "dtype"), text("f4"), b"\x89", b"\x88")
+    raw = b"B" + struct.pack("<I", len(data)) + data
+    function = name("numpy._core.numeric", "_frombuffer")
+    return call(function, raw, dtype, ints(*shape), text(order), ints(*axes))
+
+
 def legacy(value, keys, *storages, version=1001):
     pickles = [
         pickle.dumps(0x1950A86A20F9469CFC6C, 2),
@@ -320,11 +334,7 @@ def files():
     yield "pickle_frame", checkpoint(b"\x95" + b"\xff" * 8)
     yield "pickle_without_stop", zip_file(Entry("a/data.pkl", b"\x80\x02N"))
     yield "pickle_deep", checkpoint(b"]" * 1200 + b"a" * 1199)
-    yield "pickle_cycle", checkpoint(b"]q\x00h\x00a")
-    yield (
-        "pickle_cycle_in_metadata",
-        checkpoint(HOOKS + b"q\x00}" + text("_metadata") + b"h\x00sb"),
-    )
+    yield "pickle_module_in_itself", checkpoint(module_in_itself())
     yield "pickle_odd_items", checkpoint(b"}(K\x01u")
     yield "pickle_persistent_text", checkpoint(b"Pstorage\n")
     yield "pickle_persistent_number", checkpoint(b"K\x01Q")
@@ -437,6 +447,7 @@ def files():
         ),
     )
     yield "numpy_bytes", checkpoint(array([3], bytes(8)))
+    yield "numpy_axes", checkpoint(frombuffer([2, 1], "K", [0, 0], bytes(8)))
     yield "numpy_overflow", checkpoint(array([2**32, 2**32], b""))
 
     # The older format.
@@ -472,8 +483,26 @@ def files():
     yield "safetensors_reversed", safetensors({"a": floats(4, 0)}, bytes(4))
     yield "safetensors_gap", safetensors({"a": floats(4, 8)}, bytes(8))
     yield "safetensors_rest", safetensors({"a": floats(0, 4)}, bytes(5))
-    twice = b'{"a":%b,"a":%b}' % ((json.dumps(floats(0, 4)).encode(),) * 2)
-    yield "safetensors_twice", safetensors(twice, bytes(4))
+    one = json.dumps(floats(0, 4)).encode()
+    yield (
+        "safetensors_twice",
+        safetensors(b'{"a":{"dtype":"F32",%b}' % one[1:], bytes(4)),
+    )
+    yield (
+        "safetensors_twice_elsewhere",
+        safetensors(
+            b'{"a":%b,"a":%b}' % (one, json.dumps(floats(4, 8)).encode()), bytes(8)
+        ),
+    )
+    yield (
+        "safetensors_metadata_twice",
+        safetensors(b'{"__metadata__":{},"__metadata__":{},"a":%b}' % one, bytes(4)),
+    )
+    yield "safetensors_zero_byte", safetensors(b'{"a":%b}\0' % one, bytes(4))
+    yield (
+        "safetensors_unknown_deep",
+        safetensors(b'{"a":{"x":' + b"[" * 5000, bytes(4)),
+    )
     yield "safetensors_negative", safetensors({"a": floats(0, 4, shape=[-1])}, bytes(4))
     yield "safetensors_shape", safetensors({"a": floats(0, 4, shape=[2])}, bytes(4))
     yield (
@@ -486,6 +515,8 @@ def files():
 
     # Other files.
     yield "empty", b""
+    yield "gzip", b"\x1f\x8b\x08\0\0\0\0\0\0\3\3\0\0\0\0\0\0\0\0\0"
+    yield "pickle_plain", pickle.dumps({"a": 1}, 2)
     yield "html", b"<!DOCTYPE html><html>404</html>"
     yield "tar", bytes(257) + b"ustar\x0000" + bytes(248)
     yield "lfs", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"

@@ -64,6 +64,7 @@ class Loaded:
     def __init__(self, answer, blob):
         self.value = answer["value"]
         self.unknown = [tuple(entry) for entry in answer["unknown"]]
+        self.dropped = [tuple(entry) for entry in answer["dropped"]]
         self.blob = blob
         self.storages = {}
         self.kept = []  # so that no address is used twice
