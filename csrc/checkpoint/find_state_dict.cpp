@@ -122,6 +122,18 @@ std::string keys_of(const Mapping& mapping) {
   return text.empty() ? "none" : text;
 }
 
+/// Why there may be none: a module that stayed opaque, for one.
+std::string opaque_in(const c10::IValue& value) {
+  constexpr size_t kMost = 5;
+  const auto entries = opaque_entries(value);
+  std::string text;
+  for (size_t i = 0; i < std::min(entries.size(), kMost); ++i) {
+    text += (i == 0 ? "; opaque objects: " : ", ") + entries[i].class_name +
+            (entries[i].path.empty() ? "" : " at " + entries[i].path);
+  }
+  return text + (entries.size() > kMost ? ", ..." : "");
+}
+
 /// The mapping at `key`: as it is, or its parts between dots one by one.
 Mapping at_key(const c10::IValue& value, const std::string& key) {
   c10::IValue current = value;
@@ -171,7 +183,8 @@ StateDict find_state_dict(const c10::IValue& value, const std::string& key) {
         ", has no mapping from names to tensors" +
         (value.isGenericDict()
              ? " (its keys: " + keys_of(value.toGenericDict()) + ")"
-             : ""));
+             : "") +
+        opaque_in(value));
   }
   std::vector<Candidate> usual;
   std::copy_if(found.begin(), found.end(), std::back_inserter(usual),

@@ -41,6 +41,10 @@ constexpr std::string_view kWithCode[] = {
 };
 
 bool has_code(std::string_view class_name) {
+  constexpr size_t kLongest = 200;
+  if (class_name.rfind("torch.", 0) != 0 || class_name.size() > kLongest) {
+    return false;
+  }
   // Where the quantized modules were before torch 1.10.
   std::string name(class_name);
   for (const std::string_view old :

@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "checkpoint/storages.h"
 
 namespace dataparallel::checkpoint {
+
+using Arguments = c10::ArrayRef<c10::IValue>;
 
 /// Makes the objects that a pickle describes, out of what it says of them.
 class Objects {
@@ -24,40 +27,36 @@ class Objects {
   c10::IValue python2_string(std::string bytes);
 
   /// `callable(*args)`.
-  c10::IValue call(const c10::IValue& callable,
-                   c10::ArrayRef<c10::IValue> args);
+  c10::IValue call(const c10::IValue& callable, Arguments args);
 
   /// `class.__new__(class, *args, **kwargs)`.
-  c10::IValue make(const c10::IValue& type, c10::ArrayRef<c10::IValue> args,
+  c10::IValue make(const c10::IValue& type, Arguments args,
                    const c10::IValue& kwargs);
 
   /// `object.__setstate__(state)`: the object that takes its place.
   c10::IValue build(const c10::IValue& object, const c10::IValue& state);
 
-  void append(const c10::IValue& object, c10::ArrayRef<c10::IValue> elements);
+  void append(const c10::IValue& object, Arguments elements);
 
   /// `object[key] = value` for each pair: the object that takes its place.
-  c10::IValue set_items(const c10::IValue& object,
-                        c10::ArrayRef<c10::IValue> pairs);
+  c10::IValue set_items(const c10::IValue& object, Arguments pairs);
 
   /// The storage that a persistent id describes.
   c10::IValue persistent(const c10::IValue& id);
 
  private:
-  c10::IValue call_known(Reference& function, c10::ArrayRef<c10::IValue> args);
-  c10::IValue call_mapping(const Reference& type,
-                           c10::ArrayRef<c10::IValue> args);
-  c10::IValue opaque_call(const std::string& name,
-                          c10::ArrayRef<c10::IValue> args);
-  c10::IValue collection(const char* class_name,
-                         c10::ArrayRef<c10::IValue> args);
-  c10::IValue bytes_object(const Reference& type,
-                           c10::ArrayRef<c10::IValue> args);
-  c10::IValue encode(c10::ArrayRef<c10::IValue> args);
-  c10::IValue reconstruct(c10::ArrayRef<c10::IValue> args);
-  c10::IValue numpy_call(const Reference& function,
-                         c10::ArrayRef<c10::IValue> args);
-  c10::IValue storage(c10::ArrayRef<c10::IValue> id);
+  c10::IValue call_known(Reference& function, Arguments args);
+  c10::IValue call_mapping(const Reference& type, Arguments args);
+  c10::IValue opaque_call(const std::string& name, Arguments args);
+  c10::IValue collection(const char* class_name, Arguments args);
+  c10::IValue bytes_object(const Reference& type, Arguments args);
+  c10::IValue encode(Arguments args);
+  c10::IValue reconstruct(Arguments args);
+  c10::IValue numpy_call(const Reference& function, Arguments args);
+  /// The array that a state makes of an empty one; none: of another kind.
+  std::optional<c10::IValue> numpy_state(const Opaque& array,
+                                         const c10::IValue& state);
+  c10::IValue storage(Arguments id);
   /// The bytes of a bytes object or of a Python 2 string; null: neither.
   const std::string* bytes_of(const c10::IValue& value);
 

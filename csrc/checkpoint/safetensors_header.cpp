@@ -15,7 +15,9 @@ using Json = nlohmann::json;
 /// Takes the header piece by piece, so that nothing is built that the format
 /// does not have. What it accepts is what the reference reader (serde_json)
 /// accepts: of a tensor given twice the last one counts, and fields of tensors
-/// that the format does not have are skipped.
+/// that the format does not have are skipped. (Two forms that serde_json takes
+/// by the way are refused: a tensor as a list of its fields, and a dtype as a
+/// mapping.)
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
   SafetensorsHeader take() {

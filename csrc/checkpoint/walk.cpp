@@ -55,6 +55,16 @@ void set_attributes(c10::impl::GenericDict mapping,
       make_mapping(class_name(mapping), carried).valueType());
 }
 
+std::vector<std::pair<c10::IValue, c10::IValue>> items_of(
+    const c10::impl::GenericDict& dict) {
+  std::vector<std::pair<c10::IValue, c10::IValue>> items;
+  items.reserve(dict.size());
+  for (const auto& item : dict) {
+    items.emplace_back(item.key(), item.value());
+  }
+  return items;
+}
+
 bool is_container(const c10::IValue& value) {
   return value.isList() || value.isTuple() || value.isGenericDict() ||
          value.isCapsule();

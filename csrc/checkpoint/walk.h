@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace dataparallel::checkpoint {
@@ -29,6 +30,10 @@ struct Child {
 /// Gives a mapping other attributes (see python_values.h).
 void set_attributes(c10::impl::GenericDict mapping,
                     const c10::impl::GenericDict& carried);
+
+/// The items of a mapping as pairs.
+std::vector<std::pair<c10::IValue, c10::IValue>> items_of(
+    const c10::impl::GenericDict& dict);
 
 /// Whether a value can hold others.
 bool is_container(const c10::IValue& value);

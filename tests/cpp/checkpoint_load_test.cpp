@@ -437,6 +437,13 @@ TEST_CASE("find_state_dict takes the one there is, or asks",
                Catch::Contains("its keys: 'epoch'"));
     CHECK_THAT(message_of<CheckpointError>([&] { find_state_dict(3); }),
                Catch::Contains("a int"));
+    auto mixed = state(11);
+    mixed.insert("layer",
+                 dataparallel::from_opaque(
+                     c10::make_intrusive<dataparallel::Opaque>("q.Q")));
+    root.insert("net", mixed);
+    CHECK_THAT(message_of<CheckpointError>([&] { find_state_dict(root); }),
+               Catch::Contains("opaque objects: q.Q at ['net']['layer']"));
   }
 }
 

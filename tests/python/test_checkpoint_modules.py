@@ -126,6 +126,19 @@ def test_wrapped_and_normalized_modules_give_their_state_dict(tmp_path):
     assert_gives_its_state_dict(torch.nn.DataParallel(net), tmp_path / "net.pt")
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.ao.quantization.FakeQuantize,
+        torch.ao.quantization.HistogramObserver,
+        torch.ao.quantization.MinMaxObserver,
+        torch.ao.nn.quantized.FloatFunctional,
+    ],
+)
+def test_modules_of_quantization_without_more_than_buffers_give_them(make, tmp_path):
+    assert_gives_its_state_dict(make(), tmp_path / "net.pt")
+
+
 class OnlyState(torch.nn.Module):
     """Of which other things than its `__dict__` are pickled."""
 
