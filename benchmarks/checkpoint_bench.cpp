@@ -196,6 +196,9 @@ std::vector<Competition> competitions(const std::string& path) {
       {"open safetensors, read every page", "touch", st, "safetensors_touch",
        "safetensors.load_file"},
       {"read into memory", "read", pt, "torch_read", "torch.load"},
+      // load_file would only map the file.
+      {"read safetensors into memory", "read", st, "safetensors_read",
+       "safetensors.load"},
       {"save, synced", "save", pt, "torch_save", "torch.save"},
       {"save, synced", "save", pt, "torch_save_sync", "torch.save, fsync"},
       {"save_safetensors, synced", "save", st, "safetensors_save",

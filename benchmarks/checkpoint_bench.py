@@ -66,12 +66,19 @@ def safetensors_save_sync(tensors, path):
         os.fsync(file.fileno())
 
 
+def safetensors_read(path):
+    """Into memory, which load_file does not."""
+    with open(path, "rb") as file:
+        return safetensors_torch().load(file.read())
+
+
 OPEN = {
     "torch_open": lambda path: torch.load(path, mmap=True),
     "safetensors_open": lambda path: safetensors_torch().load_file(path),
 }
 READ = {
     "torch_read": lambda path: touch(torch.load(path)),
+    "safetensors_read": lambda path: touch(safetensors_read(path)),
     "torch_touch": lambda path: touch(torch.load(path, mmap=True)),
     "safetensors_touch": lambda path: touch(safetensors_torch().load_file(path)),
 }
