@@ -1,10 +1,12 @@
 #include "checkpoint/objects.h"
 
 #include "checkpoint/arguments.h"
+#include "checkpoint/containers.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/walk.h"
 
 // The part of Objects that makes and fills lists, sets and mappings.
+
 namespace dataparallel::checkpoint {
 namespace {
 
@@ -12,10 +14,6 @@ bool can_be_key(const c10::IValue& key) {
   return key.isString() || key.isInt() || key.isDouble() || key.isBool() ||
          key.isComplexDouble() || key.isDevice() ||
          (key.isTensor() && key.toTensor().defined());
-}
-
-c10::impl::GenericDict new_dict() {
-  return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
 }
 
 }  // namespace

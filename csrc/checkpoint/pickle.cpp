@@ -2,6 +2,7 @@
 
 #include <charconv>
 
+#include "checkpoint/containers.h"
 #include "checkpoint/known.h"
 #include "checkpoint/opcode.h"
 #include "checkpoint/problem.h"
@@ -21,14 +22,6 @@ uint64_t to_index(std::string_view text) {
     fail("the pickle has a damaged number");
   }
   return index;
-}
-
-c10::IValue new_list() {
-  return c10::impl::GenericList(c10::AnyType::get());
-}
-
-c10::IValue new_dict() {
-  return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "checkpoint/known.h"
-#include "checkpoint/pickle_codes.h"
+#include "checkpoint/opcode.h"
 #include "checkpoint/pickle_writer.h"
 #include "checkpoint/text.h"
 
@@ -193,7 +193,7 @@ void PickleWriter::save_bytes(const std::string& bytes) {
 void PickleWriter::save_namespace(const Opaque& opaque) {
   global(opaque.class_name);
   op(kEmptyTuple);
-  op(kNewObject);
+  op(kNewObj);
   memoize(&opaque);
   if (!opaque.state.isNone()) {
     save(opaque.state);

@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 
 #include "checkpoint/known.h"
-#include "checkpoint/pickle_codes.h"
+#include "checkpoint/opcode.h"
 #include "checkpoint/pickle_writer.h"
 
 // The tensors' part of PickleWriter: what `Tensor.__reduce_ex__` gives.
@@ -263,7 +263,7 @@ void PickleWriter::save_storage(const c10::Storage& storage,
   save_int(static_cast<int64_t>(storage.nbytes() /
                                 c10::elementSize(dtype.value_or(at::kByte))));
   end_tuple(5);
-  op(kBinPersistentId);
+  op(kBinPersId);
 }
 
 void PickleWriter::save_sizes(at::IntArrayRef sizes) {

@@ -5,7 +5,7 @@
 #include <bit>
 #include <sstream>
 
-#include "checkpoint/pickle_codes.h"
+#include "checkpoint/opcode.h"
 #include "checkpoint/text.h"
 
 namespace dataparallel::checkpoint {
@@ -27,7 +27,7 @@ bool is_single_object(std::string_view text) {
 }  // namespace
 
 void PickleWriter::write(const c10::IValue& value) {
-  op(kProtocol);
+  op(kProto);
   number(2, 1);
   save(value);
   op(kStop);
@@ -294,7 +294,7 @@ void PickleWriter::end_tuple(size_t size, const void* object) {
     op(kEmptyTuple);
     return;
   }
-  op(size <= 3 ? static_cast<char>(kTuple1 + size - 1) : char{kTuple});
+  op(size <= 3 ? static_cast<Opcode>(kTuple1 + size - 1) : kTuple);
   memoize(object);
 }
 

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/opcode.h"
+
 namespace dataparallel::checkpoint {
 
 /// Writes a value as Python's pickler does for `torch.save` (protocol 2), byte
@@ -75,7 +77,7 @@ class PickleWriter {
   void save_layout(const std::string& name);
   void save_empty_ordered_dict();
 
-  void op(char code) { out_ += code; }
+  void op(Opcode code) { out_ += static_cast<char>(code); }
   void number(uint64_t value, int bytes);
   void global(const char* module, const std::string& name);
   void global(const std::string& qualified_name);

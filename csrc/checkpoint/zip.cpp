@@ -23,7 +23,6 @@ constexpr uint32_t kEnd64Signature = 0x06064b50;
 constexpr uint32_t kLocator64Signature = 0x07064b50;
 constexpr uint32_t kIn64 = 0xFFFFFFFF;
 constexpr uint16_t kEncrypted = 1;
-constexpr uint16_t kSizesFollow = 8;
 
 /// Numbers at fixed places of a record.
 class Record {

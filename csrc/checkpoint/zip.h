@@ -10,6 +10,9 @@
 
 namespace dataparallel::checkpoint {
 
+/// A flag of an entry: its sizes come after its data.
+inline constexpr uint16_t kSizesFollow = 0x0008;
+
 struct ZipEntry {
   std::string_view name;
   uint64_t header = 0;  ///< where its local header lies

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <unordered_set>
 
+#include "checkpoint/zip.h"
+
 namespace dataparallel::checkpoint {
 namespace {
 
@@ -16,8 +18,7 @@ constexpr uint64_t kMost16 = 0xFFFF;
 constexpr uint16_t kZip64 = 0x0001;    // an extra field: sizes of 64 bits
 constexpr uint16_t kPadding = 0x4246;  // an extra field of torch's, "FB"
 constexpr uint16_t kUtf8 = 0x0800;
-constexpr uint16_t kSizesFollow = 0x0008;  // after the data
-constexpr uint16_t kVersion64 = 45;        // of the zip format, with 64 bits
+constexpr uint16_t kVersion64 = 45;  // of the zip format, with 64 bits
 constexpr uint16_t kMadeOnUnix = 0x031E;
 constexpr size_t kLocalHeaderBytes = 30;
 constexpr size_t kPieceBytes = size_t{1} << 20;  // stays in the cache

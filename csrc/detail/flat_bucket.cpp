@@ -5,13 +5,11 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "detail/flat_layout.h"
 #include "detail/peer_copies.h"
 
 namespace dataparallel::detail {
 namespace {
-
-/// What vectorized kernels and cuDNN like; the element sizes divide it.
-constexpr int64_t kAlignmentBytes = 256;
 
 int64_t aligned(int64_t bytes) {
   return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;

@@ -5,13 +5,6 @@
 #include <algorithm>
 
 namespace dataparallel::detail {
-namespace {
-
-/// What vectorized kernels and cuDNN like.
-constexpr int64_t kAlignmentBytes = 256;
-
-}  // namespace
-
 std::vector<std::pair<int64_t, int64_t>> split_by_bytes(
     const std::vector<at::Tensor>& tensors, int64_t bucket_bytes,
     int64_t first_bytes) {

@@ -8,6 +8,10 @@
 
 namespace dataparallel::detail {
 
+/// Where the tensors in a flat buffer begin: what vectorized kernels and cuDNN
+/// like. The element sizes divide it.
+inline constexpr int64_t kAlignmentBytes = 256;
+
 /// Consecutive runs `{first, count}` of `tensors`, each of one dtype and of at
 /// most `bucket_bytes` (or of one tensor that is larger), the first of at most
 /// `first_bytes`, where that is less.

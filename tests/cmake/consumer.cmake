@@ -4,8 +4,10 @@ if(AS STREQUAL "install")
   set(library -DCMAKE_PREFIX_PATH=${BUILD_DIR}/tests/cmake/prefix)
   file(REMOVE_RECURSE ${WORK_DIR})
 else()
-  # Kept from run to run: this one compiles the library.
-  set(library -DDATAPARALLEL_SOURCE_DIR=${SOURCE_DIR})
+  # Kept from run to run: this one compiles the library, in few and large units,
+  # as a project may that has CMAKE_UNITY_BUILD on.
+  set(library -DDATAPARALLEL_SOURCE_DIR=${SOURCE_DIR} -DCMAKE_UNITY_BUILD=ON
+      -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 -DCMAKE_CXX_FLAGS_RELEASE=-O0)
 endif()
 
 execute_process(
