@@ -14,6 +14,14 @@ std::string dtype_text(at::ScalarType dtype) {
   return std::string(c10::getDtypeNames(dtype).first);
 }
 
+nlohmann::ordered_json entries_json(const std::vector<OpaqueEntry>& entries) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const OpaqueEntry& entry : entries) {
+    list.push_back({{"path", entry.path}, {"class", entry.class_name}});
+  }
+  return list;
+}
+
 void print_json(const std::string& file, const CheckpointInfo& info) {
   nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
   for (const TensorInfo& tensor : info.tensors) {
@@ -21,12 +29,15 @@ void print_json(const std::string& file, const CheckpointInfo& info) {
                        {"dtype", dtype_text(tensor.dtype)},
                        {"shape", tensor.shape},
                        {"device", tensor.device},
-                       {"nbytes", tensor.nbytes}});
+                       {"nbytes", tensor.nbytes},
+                       {"requires_grad", tensor.requires_grad}});
   }
   const nlohmann::ordered_json all = {{"file", file},
                                       {"kind", info.kind},
                                       {"tensors", tensors},
                                       {"unknown_classes", info.unknown_classes},
+                                      {"opaque", entries_json(info.opaque)},
+                                      {"dropped", entries_json(info.dropped)},
                                       {"metadata", info.metadata}};
   print(json_text(all));
 }
@@ -54,6 +65,12 @@ void print_table(const CheckpointInfo& info) {
   }
   for (const std::string& name : info.unknown_classes) {
     print(printable("unknown class " + name) + "\n");
+  }
+  for (const OpaqueEntry& entry : info.opaque) {
+    print(printable("opaque " + entry.path + ": " + entry.class_name) + "\n");
+  }
+  for (const OpaqueEntry& entry : info.dropped) {
+    print(printable("dropped " + entry.path + ": " + entry.class_name) + "\n");
   }
 }
 

@@ -4,10 +4,9 @@ import json
 import struct
 
 import pytest
+import safetensors
 import torch
 from checkpoint_oracle import error_of, inspect, load, needs_dump
-
-safetensors = pytest.importorskip("safetensors")
 
 pytestmark = needs_dump
 

@@ -116,6 +116,7 @@ def test_inspect_prints_json(wrapped):
         "shape": [2, 3],
         "device": "cpu",
         "nbytes": 24,
+        "requires_grad": False,
     }
 
 
@@ -126,6 +127,19 @@ def test_inspect_names_unknown_classes(tmp_path):
     assert json.loads(run("inspect", path, "--json"))["unknown_classes"] == [
         f"{__name__}.Strange"
     ]
+
+
+def test_inspect_names_what_does_not_arrive(tmp_path):
+    path = tmp_path / "lossy.pt"
+    noted = torch.nn.Parameter(torch.ones(2))
+    noted.note = "kept in Python alone"
+    torch.save({"a": noted, "b": Strange()}, path)
+    text = run("inspect", path)
+    assert f"opaque ['b']: {__name__}.Strange" in text
+    assert "dropped ['a'].note: builtins.str" in text
+    info = json.loads(run("inspect", path, "--json"))
+    assert info["opaque"] == [{"path": "['b']", "class": f"{__name__}.Strange"}]
+    assert info["dropped"] == [{"path": "['a'].note", "class": "builtins.str"}]
 
 
 def test_convert_without_options_keeps_everything(wrapped, tmp_path):
