@@ -11,6 +11,7 @@
 #include <cstring>
 #include <vector>
 
+#include "simulated/events.h"
 #include "simulated/memory.h"
 #include "simulated/race_detector.h"
 
@@ -74,24 +75,22 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag) const override {
     if (*event == nullptr) {
-      *event = new VectorClock;
+      *event = new Event;
     }
-    RaceDetector::get().record(*static_cast<VectorClock*>(*event),
-                               key_of(stream));
+    simulated::record(*static_cast<Event*>(*event), key_of(stream));
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event != nullptr) {
-      RaceDetector::get().block(*static_cast<VectorClock*>(event),
-                                key_of(stream));
+      simulated::block(*static_cast<Event*>(event), key_of(stream));
     }
   }
   void destroyEvent(void* event,
                     const c10::DeviceIndex) const noexcept override {
-    delete static_cast<VectorClock*>(event);
+    delete static_cast<Event*>(event);
   }
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) {
-      RaceDetector::get().synchronize(*static_cast<VectorClock*>(event));
+      synchronize(*static_cast<Event*>(event));
     }
   }
   // Kernels have run when their launch returns; that they are over is known to
@@ -99,10 +98,15 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void*) const override { return true; }
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream& stream) const override {
-    RaceDetector::get().synchronize(key_of(stream));
+    synchronize(key_of(stream));
   }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
-    RaceDetector::get().synchronize_device(device);
+    synchronize_device(device);
+  }
+  double elapsedTime(void* first, void* second,
+                     const c10::DeviceIndex) const override {
+    return milliseconds_between(*static_cast<Event*>(first),
+                                *static_cast<Event*>(second));
   }
   void recordDataPtrOnStream(const c10::DataPtr& data,
                              const c10::Stream& stream) const override {
@@ -215,6 +219,15 @@ void check_ordinal(int64_t device) {
   TORCH_CHECK(device >= 0 && device < made,
               "sim error: invalid device ordinal ", device, ", there are ",
               made.load(), " simulated devices");
+}
+
+int64_t checked_index(const char* function, c10::Device device) {
+  TORCH_CHECK_VALUE(device.type() == kDeviceType && device.has_index() &&
+                        device.index() < made,
+                    function, ": device is ", device,
+                    ", expected a simulated device, of which there are ",
+                    made.load());
+  return device.index();
 }
 
 void make_devices(int64_t count) {

@@ -4,7 +4,9 @@
 
 #include <set>
 
+#include "simulated/clock.h"
 #include "simulated/device.h"
+#include "simulated/flops.h"
 #include "simulated/memory.h"
 #include "simulated/tensors.h"
 
@@ -67,6 +69,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet,
   Launch launch(name, !only_views(schema));
   if (takes_cpu_tensors(name)) {
     launch.allow_cpu();
+  }
+  if (Clock::is_on()) {
+    launch.set_flops(
+        flops_of(name, torch::jit::last(*stack, schema.arguments().size())));
   }
   const bool training = is_training(schema, *stack, base);
   std::optional<size_t> generator;

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "simulated/clock.h"
 #include "simulated/device.h"
 #include "simulated/race_detector.h"
 
@@ -50,6 +51,9 @@ struct Block {
 void free_block(void* context) {
   auto* block = static_cast<Block*>(context);
   RaceDetector::get().freed(block->data);
+  if (Clock::is_on()) {
+    Clock::get().freed(block->data);
+  }
   usages[block->device].now -= block->bytes;
   delete block;
 }

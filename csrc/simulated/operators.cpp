@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "simulated/clock.h"
 #include "simulated/counters.h"
 #include "simulated/device.h"
+#include "simulated/events.h"
 #include "simulated/memory.h"
 #include "simulated/race_detector.h"
 #include "simulated/tensors.h"
@@ -64,12 +66,6 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
       index_of(device));
 }
 
-void order(StreamKey before, StreamKey after) {
-  VectorClock event;
-  RaceDetector::get().record(event, before);
-  RaceDetector::get().block(event, after);
-}
-
 // As CUDA orders copies: between two devices both current streams wait for each
 // other, and the copy runs on the source's; else it runs on the one device's
 // current stream. A copy to the CPU is waited for, unless it is asked not to be
@@ -79,6 +75,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target,
   Launch launch("aten::copy_", /*kernel=*/false);
   const c10::Device from = source.device();
   const c10::Device to = target.device();
+  const auto bytes = static_cast<int64_t>(target.nbytes());
   RaceDetector& detector = RaceDetector::get();
   const auto stream = [](c10::Device device) {
     return key_of(current_stream(device.index()));
@@ -88,19 +85,38 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target,
   if (from == to) {
     count_kernel(to.index());
     detector.access("aten::copy_", stream(to), both);
+    if (Clock::is_on()) {
+      Clock::get().kernel("aten::copy_", stream(to),
+                          bytes_of(source) + bytes_of(target), {}, both);
+    }
   } else if (!is_simulated(source)) {
-    count_copy(from, to, static_cast<int64_t>(target.nbytes()));
+    count_copy(from, to, bytes);
     detector.access("aten::copy_", stream(to), both);
+    if (Clock::is_on()) {
+      const bool pinned = is_pinned(source.const_data_ptr());
+      Clock::get().copy(stream(to), from, to, bytes, pinned,
+                        /*host_waits=*/!non_blocking || !pinned, {both[1]});
+    }
   } else if (!is_simulated(target)) {
-    count_copy(from, to, static_cast<int64_t>(target.nbytes()));
+    count_copy(from, to, bytes);
     detector.access("aten::copy_", stream(from), both);
-    if (!non_blocking || !is_pinned(target.const_data_ptr())) {
+    const bool pinned = is_pinned(target.const_data_ptr());
+    const bool waits = !non_blocking || !pinned;
+    if (waits) {
       detector.synchronize(stream(from));
     }
+    if (Clock::is_on()) {
+      Clock::get().copy(stream(from), from, to, bytes, pinned, waits,
+                        {both[0]});
+    }
   } else {
-    count_copy(from, to, static_cast<int64_t>(target.nbytes()));
+    count_copy(from, to, bytes);
     order(stream(to), stream(from));
     detector.access("aten::copy_", stream(from), both);
+    if (Clock::is_on()) {
+      Clock::get().copy(stream(from), from, to, bytes, /*pinned=*/true,
+                        /*host_waits=*/false, both);
+    }
     order(stream(from), stream(to));
   }
   Launch source_side("aten::copy_", /*kernel=*/false);
@@ -129,6 +145,7 @@ void foreach_copy(at::TensorList targets, at::TensorList sources, bool) {
               "_foreach_copy_: expected as many sources as targets, but got ",
               sources.size(), " and ", targets.size());
   const c10::Device device = targets.front().device();
+  double bytes = 0;
   std::vector<size_t> together;
   std::vector<RaceDetector::Access> reads;
   std::vector<RaceDetector::Access> writes;
@@ -141,6 +158,7 @@ void foreach_copy(at::TensorList targets, at::TensorList sources, bool) {
       continue;
     }
     together.push_back(i);
+    bytes += static_cast<double>(sources[i].nbytes());
     reads.push_back(access_to(sources[i], /*write=*/false));
     const auto write = access_to(targets[i], /*write=*/true);
     if (!writes.empty() && writes.back().storage == write.storage &&
@@ -155,9 +173,11 @@ void foreach_copy(at::TensorList targets, at::TensorList sources, bool) {
   }
   count_kernel(device.index());
   reads.insert(reads.end(), writes.begin(), writes.end());
-  RaceDetector::get().access("aten::_foreach_copy_",
-                             key_of(current_stream(device.index())),
-                             std::move(reads));
+  const StreamKey stream = key_of(current_stream(device.index()));
+  if (Clock::is_on()) {
+    Clock::get().kernel("aten::_foreach_copy_", stream, 2 * bytes, {}, reads);
+  }
+  RaceDetector::get().access("aten::_foreach_copy_", stream, std::move(reads));
   for (const size_t i : together) {
     std::memcpy(targets[i].mutable_data_ptr(), sources[i].const_data_ptr(),
                 sources[i].nbytes());
@@ -192,6 +212,11 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   RaceDetector::get().access("aten::_local_scalar_dense", stream,
                              {access_to(self, /*write=*/false)});
   RaceDetector::get().synchronize(stream);
+  if (Clock::is_on()) {
+    Clock::get().copy(stream, self.device(), c10::Device(c10::kCPU),
+                      static_cast<int64_t>(self.nbytes()), /*pinned=*/true,
+                      /*host_waits=*/true, {access_to(self, /*write=*/false)});
+  }
   return at::_local_scalar_dense(host);
 }
 
@@ -255,8 +280,10 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
   const at::Tensor w = launch.read(weight);
   const at::Tensor b = launch.read(optional(bias));
   launch.start();
-  return launch.result(at::convolution(x, w, b, stride, padding, dilation,
-                                       transposed, output_padding, groups));
+  const at::Tensor y = at::convolution(x, w, b, stride, padding, dilation,
+                                       transposed, output_padding, groups);
+  launch.set_flops(convolution_flops(x, w, y.sizes(), transposed));
+  return launch.result(y);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
@@ -274,6 +301,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   auto [grad_x, grad_w, grad_b] = at::convolution_backward(
       grad, x, w, at::OptionalIntArrayRef(bias_sizes), stride, padding,
       dilation, transposed, output_padding, groups, mask);
+  Flops flops = convolution_flops(x, w, grad.sizes(), transposed);
+  flops.count *= (mask[0] ? 1 : 0) + (mask[1] ? 1 : 0);
+  launch.set_flops(flops);
   return {launch.result(grad_x), launch.result(grad_w), launch.result(grad_b)};
 }
 

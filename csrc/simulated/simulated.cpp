@@ -5,9 +5,11 @@
 
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <mutex>
 #include <sstream>
 
+#include "simulated/clock.h"
 #include "simulated/counters.h"
 #include "simulated/device.h"
 #include "simulated/memory.h"
@@ -31,17 +33,39 @@ size_t place(c10::Device device) {
                                       : 0;
 }
 
-int64_t index_of(const char* function, c10::Device device) {
-  TORCH_CHECK_VALUE(device.type() == kDeviceType && device.has_index() &&
-                        device.index() < devices_made(),
-                    function, ": device is ", device,
-                    ", expected a simulated device, of which there are ",
-                    devices_made());
-  return device.index();
+size_t place_of(const char* function, c10::Device device) {
+  return device.is_cpu() ? 0 : checked_index(function, device) + 1;
 }
 
-size_t place_of(const char* function, c10::Device device) {
-  return device.is_cpu() ? 0 : index_of(function, device) + 1;
+void check_hardware(const Hardware& hardware) {
+  const auto check = [](const std::string& name, double value, bool zero) {
+    TORCH_CHECK_VALUE(std::isfinite(value) && (zero ? value >= 0 : value > 0),
+                      "start: hardware.", name, " is ", value, ", expected ",
+                      zero ? "0 or more" : "a positive number");
+  };
+  const DeviceModel& device = hardware.device;
+  check("device.memory_bytes", static_cast<double>(device.memory_bytes), true);
+  check("device.memory_bytes_per_second", device.memory_bytes_per_second,
+        false);
+  check("device.fp64_flops_per_second", device.fp64_flops_per_second, false);
+  check("device.fp32_flops_per_second", device.fp32_flops_per_second, false);
+  check("device.tf32_flops_per_second", device.tf32_flops_per_second, false);
+  check("device.fp16_flops_per_second", device.fp16_flops_per_second, false);
+  check("device.bf16_flops_per_second", device.bf16_flops_per_second, false);
+  check("device.launch_latency_seconds", device.launch_latency_seconds, true);
+  const auto check_link = [&](const std::string& name, const LinkModel& link) {
+    check(name + ".bytes_per_second", link.bytes_per_second, false);
+    check(name + ".latency_seconds", link.latency_seconds, true);
+  };
+  check_link("host_link", hardware.host_link);
+  if (hardware.peer_link.has_value()) {
+    check_link("peer_link", *hardware.peer_link);
+  }
+  const HostModel& host = hardware.host;
+  check("host.kernel_launch_seconds", host.kernel_launch_seconds, true);
+  check("host.copy_launch_seconds", host.copy_launch_seconds, true);
+  check("host.pageable_bytes_per_second", host.pageable_bytes_per_second,
+        false);
 }
 
 // autograd makes one thread a device at the first backward of the process, and
@@ -75,6 +99,14 @@ Options& Options::fail_on_race(bool value) {
   fail_on_race_ = value;
   return *this;
 }
+Options& Options::hardware(Hardware value) {
+  hardware_ = std::move(value);
+  return *this;
+}
+int64_t Options::memory_bytes() const {
+  return memory_bytes_.value_or(
+      hardware_.has_value() ? hardware_->device.memory_bytes : 0);
+}
 
 void start(const Options& options) {
   static std::mutex mutex;
@@ -82,6 +114,9 @@ void start(const Options& options) {
   TORCH_CHECK_VALUE(options.devices() >= 1 && options.devices() <= kMaxDevices,
                     "start: devices is ", options.devices(), ", expected 1 to ",
                     kMaxDevices);
+  if (options.hardware().has_value()) {
+    check_hardware(*options.hardware());
+  }
   TORCH_CHECK_VALUE(options.memory_bytes() >= 0, "start: memory_bytes is ",
                     options.memory_bytes(),
                     ", expected a positive number, or 0 for no limit");
@@ -99,6 +134,11 @@ void start(const Options& options) {
                     " simulated devices have been started already");
   set_memory_bytes(options.memory_bytes());
   RaceDetector::get().fail_on_race(options.fail_on_race());
+  if (options.hardware().has_value()) {
+    Clock::get().start(*options.hardware(), options.devices());
+  } else if (Clock::is_on()) {
+    Clock::get().stop();
+  }
 }
 
 int64_t device_count() {
@@ -121,13 +161,13 @@ void clear_races() {
 }
 
 int64_t memory_allocated(c10::Device device) {
-  return allocated_bytes(index_of("memory_allocated", device));
+  return allocated_bytes(checked_index("memory_allocated", device));
 }
 int64_t peak_memory(c10::Device device) {
-  return peak_bytes(index_of("peak_memory", device));
+  return peak_bytes(checked_index("peak_memory", device));
 }
 int64_t kernels_launched(c10::Device device) {
-  return kernels[index_of("kernels_launched", device)];
+  return kernels[checked_index("kernels_launched", device)];
 }
 int64_t copies(c10::Device source, c10::Device target) {
   return copy_counts[place_of("copies", source)][place_of("copies", target)];
@@ -149,6 +189,9 @@ void reset_counters() {
     }
   }
   reset_peaks();
+  if (Clock::is_on()) {
+    Clock::get().set_origin();
+  }
 }
 
 CorruptCopies::CorruptCopies(c10::Device source, c10::Device target)

@@ -6,6 +6,11 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
+#include <exception>
+#include <set>
+
+#include "simulated/clock.h"
 #include "simulated/counters.h"
 #include "simulated/device.h"
 #include "simulated/memory.h"
@@ -39,6 +44,16 @@ RaceDetector::Access write_of(const c10::Storage& storage) {
           /*write=*/true};
 }
 
+/// Whether written arguments are read too: `add_`, but not `out` arguments.
+bool reads_what_it_writes(const std::string& name) {
+  static const std::set<std::string> fills{
+      "aten::zero_",        "aten::fill_",         "aten::normal_",
+      "aten::uniform_",     "aten::random_",       "aten::bernoulli_",
+      "aten::exponential_", "aten::log_normal_",   "aten::cauchy_",
+      "aten::geometric_",   "aten::_foreach_zero_"};
+  return !name.empty() && name.back() == '_' && fills.count(name) == 0;
+}
+
 }  // namespace
 
 bool is_simulated(const at::Tensor& tensor) {
@@ -66,8 +81,23 @@ RaceDetector::Access access_to(const at::Tensor& tensor, bool write) {
           write};
 }
 
+double bytes_of(const at::Tensor& tensor) {
+  const auto access = access_to(tensor, /*write=*/false);
+  return static_cast<double>(std::min<int64_t>(
+      access.end - access.begin, static_cast<int64_t>(tensor.nbytes())));
+}
+
 Launch::Launch(std::string name, bool kernel)
-    : name_(std::move(name)), kernel_(kernel) {}
+    : name_(std::move(name)),
+      kernel_(kernel),
+      exceptions_(std::uncaught_exceptions()),
+      in_place_(reads_what_it_writes(name_)) {}
+
+Launch::~Launch() {
+  if (started_on_.has_value() && std::uncaught_exceptions() == exceptions_) {
+    Clock::get().kernel(name_, *started_on_, bytes_, flops_, accesses_);
+  }
+}
 
 void Launch::on(c10::Device device) {
   on_ =
@@ -117,6 +147,7 @@ at::Tensor Launch::dense_view(const at::Tensor& tensor, bool write) {
   storage_at_.emplace(cpu.storage().unsafeGetStorageImpl(), seen_.size());
   seen_.push_back({cpu, tensor, write});
   accesses_.push_back(access_to(tensor, write));
+  bytes_ += bytes_of(tensor) * (write && in_place_ ? 2 : 1);
   return cpu;
 }
 
@@ -153,7 +184,11 @@ void Launch::start() {
   }
   const auto index = device().index();
   count_kernel(index);
-  RaceDetector::get().access(name_, key_of(current_stream(index)), accesses_);
+  const StreamKey stream = key_of(current_stream(index));
+  RaceDetector::get().access(name_, stream, accesses_);
+  if (Clock::is_on()) {
+    started_on_ = stream;
+  }
 }
 
 at::Tensor Launch::result(const at::Tensor& tensor) {
@@ -199,6 +234,8 @@ at::Tensor Launch::result(const at::Tensor& tensor) {
   if (kernel_) {
     RaceDetector::get().access(name_, key_of(current_stream(index)),
                                {write_of(storage)});
+    accesses_.push_back(write_of(storage));
+    bytes_ += static_cast<double>(bytes);
   }
   return make_tensor(std::move(storage), tensor);
 }
@@ -214,6 +251,8 @@ void Launch::finish_dense(const at::Tensor& cpu, const at::Tensor& simulated) {
       RaceDetector::get().access(
           name_, key_of(current_stream(simulated.device().index())),
           {write_of(simulated.storage())});
+      accesses_.push_back(write_of(simulated.storage()));
+      bytes_ += static_cast<double>(bytes);
     }
   }
   if (cpu.sizes() != simulated.sizes() ||

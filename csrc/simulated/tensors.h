@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "simulated/flops.h"
 #include "simulated/race_detector.h"
 
 namespace dataparallel::simulated {
@@ -19,6 +20,8 @@ c10::Storage make_storage(c10::DataPtr data, size_t bytes);
 
 /// The bytes of a strided tensor, for the race detector.
 RaceDetector::Access access_to(const at::Tensor& tensor, bool write);
+/// Those that a kernel moves: without gaps, and repeated ones once.
+double bytes_of(const at::Tensor& tensor);
 
 /// One launch: the simulated tensors of one operator seen as CPU tensors over
 /// the same memory, and CPU results seen as simulated ones.
@@ -29,10 +32,14 @@ RaceDetector::Access access_to(const at::Tensor& tensor, bool write);
 ///     return launch.result(at::add(a, b));
 ///
 /// `read` and `write` check that all tensors are on one device; `start` tells
-/// the race detector and the counters. Not thread-safe, one operator's own.
+/// the race detector and the counters, the destructor the clock, which wants to
+/// know the results too. Not thread-safe, one operator's own.
 class Launch {
  public:
   explicit Launch(std::string name, bool kernel = true);
+  ~Launch();
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
 
   at::Tensor read(const at::Tensor& tensor) { return view(tensor, false); }
   at::Tensor write(const at::Tensor& tensor) { return view(tensor, true); }
@@ -42,6 +49,8 @@ class Launch {
   void allow_cpu() { allow_cpu_ = true; }
 
   void start();
+  /// For the clock; may be left out.
+  void set_flops(const Flops& flops) { flops_ = flops; }
   c10::Device device() const;
   /// `tensor` is what the CPU returned: an argument again, a view of one, or
   /// new memory.
@@ -70,6 +79,13 @@ class Launch {
   std::unordered_map<const at::TensorImpl*, size_t> seen_at_;  // simulated
   std::unordered_map<const void*, size_t> storage_at_;         // of the CPU's
   std::vector<RaceDetector::Access> accesses_;
+
+  // For the clock.
+  std::optional<StreamKey> started_on_;
+  int exceptions_;
+  bool in_place_;
+  double bytes_ = 0;
+  Flops flops_;
 };
 
 }  // namespace dataparallel::simulated

@@ -2,8 +2,10 @@
 
 #include <c10/core/Device.h>
 #include <dataparallel/simulated_export.h>
+#include <dataparallel/simulated_hardware.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +17,8 @@
 /// error with CUDA's text; a device has a memory size), have streams and
 /// events, and see what a real device hides: an access that no event orders
 /// after the one before is reported every time. They count kernels, copies and
-/// bytes exactly. What they do not have is speed.
+/// bytes exactly. What they do not have is speed: what a step would take on
+/// real hardware, a simulated clock tells (`simulated_clock.h`).
 ///
 /// Of a tensor with gaps the race detector takes all bytes between the first
 /// and the last element for used, so it reports two streams that write to
@@ -29,19 +32,25 @@ namespace dataparallel::simulated {
 struct DATAPARALLEL_SIMULATED_EXPORT Options {
   /// How many, 1 to 64. Default 4.
   Options& devices(int64_t value);
-  /// The memory of each device, in bytes; 0, the default: no limit.
+  /// The memory of each device, in bytes; 0: no limit. Default: that of
+  /// `hardware`, or no limit.
   Options& memory_bytes(int64_t value);
   /// Whether an operator that races throws. Default: it is only recorded.
   Options& fail_on_race(bool value);
+  /// Switches the clock on (`simulated_clock.h`), at 0, with devices and links
+  /// of this kind. Default: no clock.
+  Options& hardware(Hardware value);
 
   int64_t devices() const { return devices_; }
-  int64_t memory_bytes() const { return memory_bytes_; }
+  int64_t memory_bytes() const;
   bool fail_on_race() const { return fail_on_race_; }
+  const std::optional<Hardware>& hardware() const { return hardware_; }
 
  private:
   int64_t devices_ = 4;
-  int64_t memory_bytes_ = 0;
+  std::optional<int64_t> memory_bytes_;
   bool fail_on_race_ = false;
+  std::optional<Hardware> hardware_;
 };
 
 /// Makes the devices; `torch::Device("sim:1")` can be written from then on, and
@@ -89,7 +98,8 @@ DATAPARALLEL_SIMULATED_EXPORT int64_t copies(c10::Device source,
                                              c10::Device target);
 DATAPARALLEL_SIMULATED_EXPORT int64_t bytes_copied(c10::Device source,
                                                    c10::Device target);
-/// Zeros all counters; peaks become what is allocated.
+/// Zeros all counters, busy times of the clock too; peaks become what is
+/// allocated.
 DATAPARALLEL_SIMULATED_EXPORT void reset_counters();
 
 /// While it lives, copies from `source` to `target` arrive as zeros: a link
