@@ -194,7 +194,10 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   void resizePrivateUse1Bytes(const c10::Storage& storage,
                               size_t bytes) const override {
     c10::DataPtr data = allocate(bytes, storage.device().index());
-    std::memcpy(data.get(), storage.data(), std::min(bytes, storage.nbytes()));
+    if (!is_dry()) {
+      std::memcpy(data.get(), storage.data(),
+                  std::min(bytes, storage.nbytes()));
+    }
     storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(data));
     storage.unsafeGetStorageImpl()->set_nbytes(bytes);
   }

@@ -8,6 +8,7 @@
 #include "simulated/device.h"
 #include "simulated/flops.h"
 #include "simulated/memory.h"
+#include "simulated/shapes.h"
 #include "simulated/tensors.h"
 
 // Note [The fallback]
@@ -60,6 +61,34 @@ bool is_training(const c10::FunctionSchema& schema,
   return !index.has_value() || stack[base + *index].toBool();
 }
 
+// Shapes only: torch's meta kernel, or ours. What has none and only writes into
+// its arguments changes no shapes.
+void run_dry(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const size_t count = schema.arguments().size();
+  if (run_shapes(schema.name(), stack, count)) {
+    return;
+  }
+  const bool in_place = schema.name().back() == '_';
+  if (in_place && !op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
+    const c10::IValue self = torch::jit::last(stack, count)[0];
+    torch::jit::drop(stack, count);
+    if (!schema.returns().empty()) {
+      stack.push_back(self);
+    }
+    return;
+  }
+  try {
+    op.callBoxed(stack);
+  } catch (const c10::NotImplementedError& error) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, schema.name(),
+        ": not in a dry run (simulated::Options().dry_run): its result's shape "
+        "depends on values, or torch has no meta kernel for it; it says: ",
+        error.what_without_backtrace());
+  }
+}
+
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet,
               torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
@@ -104,7 +133,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet,
       value = std::move(views);
     } else if (value.isDevice() && value.toDevice().type() == kDeviceType) {
       launch.on(value.toDevice());
-      value = c10::Device(c10::kCPU);
+      value = c10::Device(is_dry() ? c10::kMeta : c10::kCPU);
     } else if (argument.name() == "pin_memory" && value.isBool()) {
       value = false;
     } else if (argument.name() == "generator") {
@@ -113,7 +142,9 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet,
   }
   if (generator.has_value()) {
     c10::IValue& value = (*stack)[*generator];
-    if (value.isNone()) {
+    if (is_dry()) {
+      value = c10::IValue();
+    } else if (value.isNone()) {
       value = drawing_generator(launch.device().index());
     } else if (value.toGenerator().device().type() == kDeviceType) {
       value = drawing_generator(value.toGenerator());
@@ -124,7 +155,11 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet,
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(
         c10::autocast_dispatch_keyset);
-    op.callBoxed(stack);
+    if (is_dry()) {
+      run_dry(op, *stack);
+    } else {
+      op.callBoxed(stack);
+    }
   }
   const size_t returns = stack->size() - schema.returns().size();
   launch.finish();

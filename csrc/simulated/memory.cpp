@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "simulated/address_space.h"
 #include "simulated/clock.h"
 #include "simulated/device.h"
 #include "simulated/race_detector.h"
@@ -20,6 +21,7 @@ struct Usage {
 
 std::array<Usage, kMaxDevices> usages;
 std::atomic<int64_t> memory_bytes{0};
+std::atomic<bool> dry{false};
 
 void count(int64_t bytes, c10::DeviceIndex device) {
   Usage& usage = usages[device];
@@ -39,10 +41,11 @@ void count(int64_t bytes, c10::DeviceIndex device) {
   }
 }
 
-/// What a DataPtr of ours owns: one of the two.
+/// What a DataPtr of ours owns: one of the two, or addresses.
 struct Block {
   c10::DataPtr own;
   c10::Storage adopted;
+  bool addresses;
   void* data;
   int64_t bytes;
   c10::DeviceIndex device;
@@ -55,6 +58,9 @@ void free_block(void* context) {
     Clock::get().freed(block->data);
   }
   usages[block->device].now -= block->bytes;
+  if (block->addresses) {
+    release_addresses(block->data, static_cast<size_t>(block->bytes));
+  }
   delete block;
 }
 
@@ -72,7 +78,9 @@ class DeviceAllocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* target, const void* source,
                  std::size_t bytes) const override {
-    default_copy_data(target, source, bytes);
+    if (!is_dry()) {
+      default_copy_data(target, source, bytes);
+    }
   }
 };
 
@@ -143,21 +151,42 @@ bool is_pinned(const void* data) {
 }
 
 c10::DataPtr allocate(size_t bytes, c10::DeviceIndex device) {
-  count(static_cast<int64_t>(bytes), device);
-  auto* block = new Block{c10::GetCPUAllocator()->allocate(bytes),
-                          {},
-                          nullptr,
-                          static_cast<int64_t>(bytes),
-                          device};
-  block->data = block->own.get();
-  return wrap(block);
+  const auto size = static_cast<int64_t>(bytes);
+  count(size, device);
+  if (is_dry()) {
+    return wrap(new Block{
+        {}, {}, /*addresses=*/true, reserve_addresses(bytes), size, device});
+  }
+  c10::DataPtr own = c10::GetCPUAllocator()->allocate(bytes);
+  void* data = own.get();
+  return wrap(
+      new Block{std::move(own), {}, /*addresses=*/false, data, size, device});
 }
 
 c10::DataPtr adopt(c10::Storage host, c10::DeviceIndex device) {
   const auto bytes = static_cast<int64_t>(host.nbytes());
   count(bytes, device);
   void* data = host.mutable_data();
-  return wrap(new Block{{}, std::move(host), data, bytes, device});
+  return wrap(
+      new Block{{}, std::move(host), /*addresses=*/false, data, bytes, device});
+}
+
+bool is_dry() {
+  return dry.load(std::memory_order_relaxed);
+}
+
+void set_dry(bool value) {
+  if (value == dry) {
+    return;
+  }
+  for (size_t i = 0; i < usages.size(); ++i) {
+    TORCH_CHECK_VALUE(usages[i].now == 0, "start: dry_run is ",
+                      value ? "true" : "false", ", but ", usages[i].now.load(),
+                      " bytes of sim:", i, " are in use that were allocated ",
+                      value ? "outside a dry run" : "in a dry run",
+                      ", expected none");
+  }
+  dry = value;
 }
 
 void set_memory_bytes(int64_t bytes) {

@@ -23,6 +23,11 @@ c10::DataPtr allocate(size_t bytes, c10::DeviceIndex device);
 /// Memory that the CPU's kernels have allocated becomes `device`'s.
 c10::DataPtr adopt(c10::Storage host, c10::DeviceIndex device);
 
+/// In a dry run memory has addresses and is counted, and that is all.
+bool is_dry();
+/// Throws `c10::ValueError` while memory of the other kind is in use.
+void set_dry(bool dry);
+
 void set_memory_bytes(int64_t bytes);  // of each device; 0: no limit
 int64_t allocated_bytes(int64_t device);
 int64_t peak_bytes(int64_t device);

@@ -12,6 +12,7 @@
 #include "simulated/events.h"
 #include "simulated/memory.h"
 #include "simulated/race_detector.h"
+#include "simulated/shapes.h"
 #include "simulated/tensors.h"
 
 // The operators that the fallback cannot serve: they make memory, cross
@@ -66,12 +67,22 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
       index_of(device));
 }
 
+/// In a dry run there is nothing to read.
+void check_has_values(const char* what) {
+  TORCH_CHECK(!is_dry(), what,
+              ": a dry run (simulated::Options().dry_run) has shapes and no "
+              "values, so none can be read");
+}
+
 // As CUDA orders copies: between two devices both current streams wait for each
 // other, and the copy runs on the source's; else it runs on the one device's
 // current stream. A copy to the CPU is waited for, unless it is asked not to be
 // and the memory is pinned.
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target,
                      bool non_blocking) {
+  if (!is_simulated(target)) {
+    check_has_values("copy to the CPU");
+  }
   Launch launch("aten::copy_", /*kernel=*/false);
   const c10::Device from = source.device();
   const c10::Device to = target.device();
@@ -118,6 +129,9 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target,
                         /*host_waits=*/false, both);
     }
     order(stream(from), stream(to));
+  }
+  if (is_dry()) {
+    return target;
   }
   Launch source_side("aten::copy_", /*kernel=*/false);
   const at::Tensor host_source = source_side.read(source);
@@ -178,6 +192,9 @@ void foreach_copy(at::TensorList targets, at::TensorList sources, bool) {
     Clock::get().kernel("aten::_foreach_copy_", stream, 2 * bytes, {}, reads);
   }
   RaceDetector::get().access("aten::_foreach_copy_", stream, std::move(reads));
+  if (is_dry()) {
+    return;
+  }
   for (const size_t i : together) {
     std::memcpy(targets[i].mutable_data_ptr(), sources[i].const_data_ptr(),
                 sources[i].nbytes());
@@ -206,6 +223,7 @@ at::Tensor& copy_sparse(at::Tensor& target, const at::Tensor& source,
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
+  check_has_values("item");
   Launch launch("aten::_local_scalar_dense", /*kernel=*/false);
   const at::Tensor host = launch.read(self);
   const StreamKey stream = key_of(current_stream(self.device().index()));
@@ -280,8 +298,11 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight,
   const at::Tensor w = launch.read(weight);
   const at::Tensor b = launch.read(optional(bias));
   launch.start();
-  const at::Tensor y = at::convolution(x, w, b, stride, padding, dilation,
-                                       transposed, output_padding, groups);
+  const at::Tensor y =
+      is_dry() ? convolution_shape(x, w, stride, padding, dilation, transposed,
+                                   output_padding, groups)
+               : at::convolution(x, w, b, stride, padding, dilation, transposed,
+                                 output_padding, groups);
   launch.set_flops(convolution_flops(x, w, y.sizes(), transposed));
   return launch.result(y);
 }
@@ -298,9 +319,18 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   launch.start();
   const std::vector<int64_t> bias_sizes{transposed ? w.size(1) * groups
                                                    : w.size(0)};
-  auto [grad_x, grad_w, grad_b] = at::convolution_backward(
-      grad, x, w, at::OptionalIntArrayRef(bias_sizes), stride, padding,
-      dilation, transposed, output_padding, groups, mask);
+  at::Tensor grad_x;
+  at::Tensor grad_w;
+  at::Tensor grad_b;
+  if (is_dry()) {
+    grad_x = mask[0] ? at::empty_like(x) : grad_x;
+    grad_w = mask[1] ? at::empty_like(w) : grad_w;
+    grad_b = mask[2] ? at::empty(bias_sizes, w.options()) : grad_b;
+  } else {
+    std::tie(grad_x, grad_w, grad_b) = at::convolution_backward(
+        grad, x, w, at::OptionalIntArrayRef(bias_sizes), stride, padding,
+        dilation, transposed, output_padding, groups, mask);
+  }
   Flops flops = convolution_flops(x, w, grad.sizes(), transposed);
   flops.count *= (mask[0] ? 1 : 0) + (mask[1] ? 1 : 0);
   launch.set_flops(flops);
@@ -314,6 +344,10 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input,
   Launch launch("aten::native_dropout");
   const at::Tensor x = launch.read(input);
   launch.start();
+  if (is_dry()) {
+    return {launch.result(at::empty_like(x)),
+            launch.result(at::empty_like(x, x.options().dtype(at::kBool)))};
+  }
   if (!train.value_or(true) || x.numel() == 0) {
     auto [kept, mask] = at::native_dropout(x, p, train);
     return {launch.result(kept), launch.result(mask)};

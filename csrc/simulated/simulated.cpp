@@ -103,6 +103,10 @@ Options& Options::hardware(Hardware value) {
   hardware_ = std::move(value);
   return *this;
 }
+Options& Options::dry_run(bool value) {
+  dry_run_ = value;
+  return *this;
+}
 int64_t Options::memory_bytes() const {
   return memory_bytes_.value_or(
       hardware_.has_value() ? hardware_->device.memory_bytes : 0);
@@ -132,6 +136,7 @@ void start(const Options& options) {
   TORCH_CHECK_VALUE(devices_made() == options.devices(), "start: devices is ",
                     options.devices(), ", but ", devices_made(),
                     " simulated devices have been started already");
+  set_dry(options.dry_run());
   set_memory_bytes(options.memory_bytes());
   RaceDetector::get().fail_on_race(options.fail_on_race());
   if (options.hardware().has_value()) {

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/native/SparseTensorUtils.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
@@ -52,6 +51,16 @@ bool reads_what_it_writes(const std::string& name) {
       "aten::exponential_", "aten::log_normal_",   "aten::cauchy_",
       "aten::geometric_",   "aten::_foreach_zero_"};
   return !name.empty() && name.back() == '_' && fills.count(name) == 0;
+}
+
+/// A tensor of the CPU among the arguments, in a dry run.
+at::Tensor on_meta(const at::Tensor& tensor) {
+  at::Tensor meta = at::empty_strided(tensor.sizes(), tensor.strides(),
+                                      tensor.options().device(at::kMeta));
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return meta;
 }
 
 }  // namespace
@@ -135,13 +144,17 @@ void Launch::check_device(const at::Tensor& tensor) {
 
 at::Tensor Launch::dense_view(const at::Tensor& tensor, bool write) {
   const c10::Storage& storage = tensor.storage();
+  const c10::DeviceType type = is_dry() ? c10::kMeta : c10::kCPU;
   // Resizable: the CPU puts new memory here when an `out` is too small.
   c10::Storage same_memory(
       c10::Storage::use_byte_size_t(), storage.nbytes(),
-      c10::DataPtr(storage.mutable_data(), c10::Device(c10::kCPU)),
-      c10::GetCPUAllocator(), /*resizable=*/true);
+      c10::DataPtr(is_dry() ? nullptr : storage.mutable_data(),
+                   c10::Device(type)),
+      c10::GetAllocator(type), /*resizable=*/true);
   at::Tensor cpu = at::detail::make_tensor<at::TensorImpl>(
-      std::move(same_memory), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      std::move(same_memory),
+      c10::DispatchKeySet(is_dry() ? c10::DispatchKey::Meta
+                                   : c10::DispatchKey::CPU),
       tensor.dtype());
   copy_layout(tensor, cpu);
   storage_at_.emplace(cpu.storage().unsafeGetStorageImpl(), seen_.size());
@@ -157,7 +170,9 @@ at::Tensor Launch::view(const at::Tensor& tensor, bool write) {
   }
   check_device(tensor);
   if (!is_simulated(tensor)) {
-    return tensor;
+    return is_dry() && tensor.is_cpu() && tensor.layout() == at::kStrided
+               ? on_meta(tensor)
+               : tensor;
   }
   const auto known = seen_at_.find(tensor.unsafeGetTensorImpl());
   if (known != seen_at_.end() && (seen_[known->second].written || !write)) {
@@ -192,7 +207,7 @@ void Launch::start() {
 }
 
 at::Tensor Launch::result(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.device().is_cpu()) {
+  if (!tensor.defined() || !(tensor.is_cpu() || tensor.is_meta())) {
     return tensor;
   }
   for (const Seen& seen : seen_) {
@@ -230,7 +245,9 @@ at::Tensor Launch::result(const at::Tensor& tensor) {
   }
   const auto index = device().index();
   const size_t bytes = tensor.storage().nbytes();
-  c10::Storage storage = make_storage(adopt(tensor.storage(), index), bytes);
+  c10::Storage storage = make_storage(
+      is_dry() ? allocate(bytes, index) : adopt(tensor.storage(), index),
+      bytes);
   if (kernel_) {
     RaceDetector::get().access(name_, key_of(current_stream(index)),
                                {write_of(storage)});
@@ -242,10 +259,13 @@ at::Tensor Launch::result(const at::Tensor& tensor) {
 
 void Launch::finish_dense(const at::Tensor& cpu, const at::Tensor& simulated) {
   auto* storage = simulated.storage().unsafeGetStorageImpl();
-  if (cpu.storage().data() != storage->data()) {
+  const bool moved = is_dry() ? cpu.storage().nbytes() != storage->nbytes()
+                              : cpu.storage().data() != storage->data();
+  if (moved) {
     const size_t bytes = cpu.storage().nbytes();
-    storage->set_data_ptr_noswap(
-        adopt(cpu.storage(), simulated.device().index()));
+    const auto index = simulated.device().index();
+    storage->set_data_ptr_noswap(is_dry() ? allocate(bytes, index)
+                                          : adopt(cpu.storage(), index));
     storage->set_nbytes(bytes);
     if (kernel_) {
       RaceDetector::get().access(

@@ -24,7 +24,8 @@ RaceDetector::Access access_to(const at::Tensor& tensor, bool write);
 double bytes_of(const at::Tensor& tensor);
 
 /// One launch: the simulated tensors of one operator seen as CPU tensors over
-/// the same memory, and CPU results seen as simulated ones.
+/// the same memory, and CPU results seen as simulated ones. In a dry run, read
+/// "meta" for "CPU": there is no memory, only shapes.
 ///
 ///     Launch launch("aten::add");
 ///     const at::Tensor a = launch.read(x), b = launch.read(y);

@@ -40,17 +40,30 @@ struct DATAPARALLEL_SIMULATED_EXPORT Options {
   /// Switches the clock on (`simulated_clock.h`), at 0, with devices and links
   /// of this kind. Default: no clock.
   Options& hardware(Hardware value);
+  /// Shapes only: operators compute nothing, memory is counted against
+  /// `memory_bytes` and not allocated. So a step of any size is over in
+  /// seconds, to see whether it fits and, with the clock, how it scales.
+  /// Default: false.
+  ///
+  /// Reading a value (`item()`, a copy to the CPU) is a `c10::Error` then; an
+  /// operator whose result's shape depends on values (`nonzero`), or that has
+  /// no meta kernel, a `c10::NotImplementedError`. What touches the memory
+  /// itself (`data_ptr`) crashes. `start` changes it only while no simulated
+  /// memory is in use (`c10::ValueError`).
+  Options& dry_run(bool value);
 
   int64_t devices() const { return devices_; }
   int64_t memory_bytes() const;
   bool fail_on_race() const { return fail_on_race_; }
   const std::optional<Hardware>& hardware() const { return hardware_; }
+  bool dry_run() const { return dry_run_; }
 
  private:
   int64_t devices_ = 4;
   std::optional<int64_t> memory_bytes_;
   bool fail_on_race_ = false;
   std::optional<Hardware> hardware_;
+  bool dry_run_ = false;
 };
 
 /// Makes the devices; `torch::Device("sim:1")` can be written from then on, and
