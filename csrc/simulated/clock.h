@@ -47,7 +47,9 @@ namespace dataparallel::simulated {
 // are all there that with the highest sequence number. Which ones are there
 // depends on time, so the replay chooses anew, by the same rule and simulated
 // time: a thread's calls are cut into tasks where a node begins, and a task is
-// ready when everything that its calls come after is over.
+// ready when everything that its calls come after is over. (Torch counts nodes
+// by the thread that made them: the first steps of a program may take another
+// order, and another time, than those after them.)
 //
 // On a stream, work starts when what is before it there is over and what it
 // waits for has come; a kernel then takes its launch latency, and the device's
