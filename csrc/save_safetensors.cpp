@@ -21,11 +21,14 @@ struct Dtype {
 
 constexpr Dtype kDtypes[] = {
     {at::kBool, "BOOL"},
+    {at::kFloat4_e2m1fn_x2, "F4"},
     {at::kByte, "U8"},
     {at::kChar, "I8"},
     {at::kFloat8_e5m2, "F8_E5M2"},
     {at::kFloat8_e4m3fn, "F8_E4M3"},
     {at::kFloat8_e8m0fnu, "F8_E8M0"},
+    {at::kFloat8_e4m3fnuz, "F8_E4M3FNUZ"},
+    {at::kFloat8_e5m2fnuz, "F8_E5M2FNUZ"},
     {at::kShort, "I16"},
     {at::kUInt16, "U16"},
     {at::kHalf, "F16"},
@@ -63,7 +66,8 @@ std::vector<Item> items_of(const StateDict& state_dict) {
                      value.tagKind(), "), and the format holds nothing else");
     const at::Tensor tensor = value.toTensor().detach();
     TORCH_CHECK_TYPE(tensor.layout() == at::kStrided && tensor.has_storage() &&
-                         !tensor.is_meta() && !tensor.is_nested(),
+                         !tensor.is_meta() && !tensor.is_nested() &&
+                         !tensor._is_zerotensor(),
                      "save_safetensors: '", name, "' is a ",
                      tensor.is_nested() ? "nested" : c10::str(tensor.layout()),
                      " tensor on ", tensor.device(),
@@ -144,8 +148,12 @@ std::string header_of(const std::vector<Item>& items,
   for (const Item& item : items) {
     const int64_t end = offset + static_cast<int64_t>(item.tensor.nbytes());
     key(item.name);
+    std::vector<int64_t> shape = item.tensor.sizes().vec();
+    if (item.tensor.scalar_type() == at::kFloat4_e2m1fn_x2 && !shape.empty()) {
+      shape.back() *= 2;  // two numbers a byte, along the last dimension
+    }
     text += std::string("{\"dtype\":\"") + kDtypes[item.dtype].name +
-            "\",\"shape\":[" + c10::str(c10::Join(",", item.tensor.sizes())) +
+            "\",\"shape\":[" + c10::str(c10::Join(",", shape)) +
             "],\"data_offsets\":[" + std::to_string(offset) + "," +
             std::to_string(end) + "]}";
     offset = end;

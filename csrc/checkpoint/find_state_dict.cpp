@@ -23,11 +23,11 @@ bool has_names_only(const Mapping& mapping) {
 }
 
 bool is_state_dict(const Mapping& mapping) {
-  if (mapping.empty() || !has_names_only(mapping)) {
+  if (!has_names_only(mapping)) {
     return false;
   }
   if (attributes(mapping).contains("_metadata")) {
-    return true;
+    return true;  // one of a module without tensors too
   }
   bool has_tensor = false;
   for (const auto& item : mapping) {

@@ -53,6 +53,15 @@ const char* storage_class(at::ScalarType dtype) {
   }
 }
 
+/// Python's functions that rebuild these lose requires_grad, or fail where it
+/// is set; only for a Parameter there is a way.
+bool needs_parameter(const at::Tensor& tensor) {
+  return tensor.requires_grad() &&
+         (tensor.layout() == at::kSparse || tensor.is_nested() ||
+          (tensor.layout() == at::kStrided && !tensor.is_meta() &&
+           storage_class(tensor.scalar_type()) == nullptr));
+}
+
 }  // namespace
 
 void PickleWriter::save_tensor(const at::Tensor& tensor) {
@@ -62,8 +71,13 @@ void PickleWriter::save_tensor(const at::Tensor& tensor) {
   if (fetch(object)) {
     return;
   }
+  TORCH_CHECK_TYPE(!tensor._is_zerotensor(), "save: the tensor at ", path(),
+                   " is a ZeroTensor, which has no memory of its own to write; "
+                   "clone it");
   const at::Layout layout = tensor.layout();
-  if (tensor.is_meta() && layout == at::kStrided) {
+  if (needs_parameter(tensor)) {
+    save_parameter(tensor);
+  } else if (tensor.is_meta() && layout == at::kStrided) {
     save_meta(tensor);
   } else if (layout == at::kSparse || layout == at::kSparseCsr ||
              layout == at::kSparseCsc || layout == at::kSparseBsr ||
@@ -84,6 +98,14 @@ void PickleWriter::save_tensor(const at::Tensor& tensor) {
   }
   op(kReduce);
   memoize(object);
+}
+
+void PickleWriter::save_parameter(const at::Tensor& tensor) {
+  global(kUtils, "_rebuild_parameter");
+  save_part(tensor.detach());
+  op(kNewTrue);
+  save_empty_ordered_dict();
+  end_tuple(3);
 }
 
 void PickleWriter::save_strided(const at::Tensor& tensor) {

@@ -61,6 +61,7 @@ class PickleWriter {
   void save_opaque_mapping(const Opaque& opaque);
 
   void save_tensor(const at::Tensor& tensor);
+  void save_parameter(const at::Tensor& tensor);
   void save_strided(const at::Tensor& tensor);
   void save_meta(const at::Tensor& tensor);
   void save_sparse(const at::Tensor& tensor);

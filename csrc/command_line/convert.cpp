@@ -166,6 +166,9 @@ int convert_file(const ConvertArguments& arguments) {
       others.push_back("__metadata__." + name);
     }
   }
+  for (const OpaqueEntry& entry : dropped_entries(value)) {
+    others.push_back(entry.path + " (" + entry.class_name + ")");
+  }
   warn_of_left_out(arguments, others);
   report(arguments, entries, others);
   return kSuccess;

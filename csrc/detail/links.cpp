@@ -3,10 +3,14 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/hash.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include "detail/torch_compat.h"
 
 namespace dataparallel::detail {
 namespace {
@@ -62,6 +66,16 @@ bool is_sound(at::Device a, at::Device b) {
   return sound;
 }
 
+/// The copy that made `tensor` is undone in backward as soon as it can be: else
+/// the engine's thread of this device would launch all of its own replica's
+/// backward before another one got its part of the gradient.
+at::Tensor first_in_backward(const at::Tensor& tensor) {
+  if (const auto& copy = tensor.grad_fn()) {
+    copy->set_sequence_nr(kRunAsSoonAsReady);
+  }
+  return tensor;
+}
+
 }  // namespace
 
 void check_links(const std::vector<at::Device>& devices) {
@@ -76,9 +90,10 @@ at::Tensor moved(const at::Tensor& tensor, at::Device device) {
   if (tensor.device() == device) {
     return tensor;
   }
-  const at::Tensor source =
-      is_sound(tensor.device(), device) ? tensor : tensor.cpu();
-  return source.to(device, /*non_blocking=*/!device.is_cpu());
+  const bool sound = is_sound(tensor.device(), device);
+  const at::Tensor source = sound ? tensor : first_in_backward(tensor.cpu());
+  return first_in_backward(
+      source.to(device, /*non_blocking=*/!device.is_cpu()));
 }
 
 void copy_into(const at::Tensor& target, const at::Tensor& source) {

@@ -380,6 +380,14 @@ expected = {"net": net.state_dict()}
 )");
 }
 
+TEST_CASE("the state_dict of a module without tensors is found again",
+          "[save]") {
+  const TemporaryFolder folder;
+  const torch::nn::ReLU relu;
+  dp::save(dp::state_dict(*relu), folder / "relu.pt");
+  CHECK(dp::find_state_dict(dp::load(folder / "relu.pt")).size() == 0);
+}
+
 TEST_CASE("tensors on other devices are written from there", "[save]") {
   dp::simulated::start(dp::simulated::Options().devices(2));
   const TemporaryFolder folder;
@@ -445,6 +453,7 @@ TEST_CASE("what has no form in a file is refused before anything is written",
       contains(refused(torch::Tensor()), "the tensor at ['a'][0] is undefin"));
   CHECK(contains(refused(at::make_generator<at::CPUGeneratorImpl>()),
                  "['a'][0] is a Generator, which has no form in Python"));
+  CHECK(contains(refused(at::_efficientzerotensor({3})), "is a ZeroTensor"));
   CHECK(contains(refused(torch::ones({2, 2}).to_mkldnn()),
                  "the tensor at ['a'][0] has no memory of its own"));
   const auto value_error = [&](const IValue& value) {

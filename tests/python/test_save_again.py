@@ -120,3 +120,41 @@ def test_a_file_of_pythons_comes_back_byte_for_byte(make, tmp_path):
     torch.save(torch.load(path, weights_only=False), path)
     assert run_program(DATAPARALLEL, "convert", path, out).returncode == 0
     assert out.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.eye(2).to_sparse_csr(),
+        lambda: torch.ones(2).to(torch.float8_e4m3fn),
+        lambda: torch.ones(2, dtype=torch.complex32),
+        lambda: torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        lambda: torch.ones(2, dtype=torch.bfloat16),
+    ],
+    ids=["sparse", "csr", "float8", "complex32", "float4", "bfloat16"],
+)
+def test_what_needs_a_gradient_still_does(make, tmp_path):
+    path, out = tmp_path / "file.pt", tmp_path / "out.pt"
+    weight = torch.nn.Parameter(make())
+    torch.save({"a": weight, "b": weight}, path)
+    assert run_program(DATAPARALLEL, "convert", path, out).returncode == 0
+    again = torch.load(out, weights_only=True)
+    assert again["a"].requires_grad
+    assert again["a"] is again["b"]
+    assert again["a"].dtype == weight.dtype
+    assert again["a"].layout == weight.layout
+
+
+def test_safetensors_of_every_dtype_are_the_reference_writers(tmp_path):
+    from safetensors.torch import save_file
+
+    path, out = tmp_path / "file.pt", tmp_path / "out.safetensors"
+    bits = torch.arange(16, dtype=torch.uint8)
+    names = "float4_e2m1fn_x2 float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
+    names += "float8_e5m2fnuz float8_e8m0fnu int16 bfloat16 float16 complex64 float64"
+    values = {name: bits.clone().view(getattr(torch, name)) for name in names.split()}
+    torch.save(values, path)
+    save_file(values, tmp_path / "reference.safetensors")
+    assert run_program(DATAPARALLEL, "convert", path, out).returncode == 0
+    assert out.read_bytes() == (tmp_path / "reference.safetensors").read_bytes()
