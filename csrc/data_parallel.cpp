@@ -250,12 +250,12 @@ at::Tensor weighted_sum(const std::vector<at::Tensor>& losses,
                         at::Device target, bool shares_may_be_zero) {
   at::Tensor sum;
   for (size_t i = 0; i < losses.size(); ++i) {
+    if (shares_may_be_zero && shares[i].item<double>() == 0) {
+      continue;  // not a product with 0, whose gradient may be no number
+    }
     const at::Tensor share =
         moved(shares[i].to(losses[i].scalar_type()), target);
-    at::Tensor term = moved(losses[i], target) * share;
-    if (shares_may_be_zero) {
-      term = at::where(share == 0, at::zeros_like(share), term);
-    }
+    const at::Tensor term = moved(losses[i], target) * share;
     sum = sum.defined() ? sum + term : term;
   }
   return sum;

@@ -102,8 +102,8 @@ void ReplicaSet::check_unwritten() const {
   impl_->values.check_unwritten();
 }
 
-void ReplicaSet::clear_stashes() {
-  impl_->edges.clear_stashes();
+void ReplicaSet::clear_stashes(bool open) {
+  impl_->edges.clear_stashes(open);
 }
 
 std::vector<ReplicaGradients> ReplicaSet::take_gradients() {
@@ -112,13 +112,13 @@ std::vector<ReplicaGradients> ReplicaSet::take_gradients() {
 
 StashScope::StashScope(ReplicaSet& set) : set_(set) {
   at::autocast::clear_cache();
-  set_.clear_stashes();
+  set_.clear_stashes(/*open=*/true);
   set_.set_gradients(ReplicaSet::Gradients::kToStashes);
 }
 
 StashScope::~StashScope() {
   at::autocast::clear_cache();
-  set_.clear_stashes();
+  set_.clear_stashes(/*open=*/false);
   set_.set_gradients(ReplicaSet::Gradients::kToOriginals);
 }
 

@@ -236,14 +236,19 @@ std::vector<Redirected> redirect_edges(const std::vector<at::Tensor>& outputs,
   return replaced;
 }
 
-void GradientStash::clear() {
+void GradientStash::clear(bool open) {
   std::lock_guard lock(mutex_);
+  open_ = open;
   std::fill(gradients_.begin(), gradients_.end(), at::Tensor());
   ready_.clear();
 }
 
 void GradientStash::add(const std::vector<at::Tensor>& gradients) {
   std::lock_guard lock(mutex_);
+  TORCH_CHECK(open_,
+              "forward_backward: a backward through a graph that a replica's "
+              "forward left behind comes after the call, which has taken the "
+              "gradients; make it a part of the loss, or use loss()");
   std::vector<at::Device> devices;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) {

@@ -30,8 +30,8 @@ class GradientStash : public torch::CustomClassHolder {
  public:
   explicit GradientStash(size_t size) : gradients_(size) {}
 
-  /// Forgets what an earlier backward left.
-  void clear();
+  /// Forgets what an earlier backward left, and whether it takes more.
+  void clear(bool open);
   /// Adds to what is there; called by the autograd engine, on any thread.
   void add(const std::vector<at::Tensor>& gradients);
   /// Moves the gradients out; the calling thread's current streams wait for
@@ -40,6 +40,7 @@ class GradientStash : public torch::CustomClassHolder {
 
  private:
   std::mutex mutex_;
+  bool open_ = false;
   std::vector<at::Tensor> gradients_;
   std::vector<std::pair<at::Device, c10::Event>> ready_;
 };

@@ -24,6 +24,12 @@ void set_edge(const at::Tensor& tensor, const Edge& edge) {
 }
 
 void clear_edge(const at::Tensor& tensor) {
+  if (torch::autograd::impl::get_view_autograd_meta(tensor) != nullptr) {
+    // Made as a view of something (`randn({12}).view({4, 3})`): autograd would
+    // make its edge anew, to that, whenever its version moves.
+    tensor.unsafeGetTensorImpl()->set_autograd_meta(
+        std::make_unique<torch::autograd::AutogradMeta>());
+  }
   if (auto* meta = torch::autograd::impl::get_autograd_meta(tensor)) {
     meta->requires_grad_ = false;
     meta->grad_fn_ = nullptr;
@@ -207,9 +213,9 @@ void ReplicaEdges::learn_order(const std::vector<Redirected>& found) {
   ready_order_ = std::move(order);
 }
 
-void ReplicaEdges::clear_stashes() {
+void ReplicaEdges::clear_stashes(bool open) {
   for (const auto& stash : stashes_) {
-    stash->clear();
+    stash->clear(open);
   }
 }
 

@@ -34,7 +34,7 @@ class ReplicaEdges {
   /// See `ReplicaSet`. Learns the order in which gradients become ready.
   void redirect(const std::vector<at::Tensor>& outputs,
                 const std::vector<at::Tensor>& inputs);
-  void clear_stashes();
+  void clear_stashes(bool open);
   std::vector<ReplicaGradients> take_gradients();
 
  private:

@@ -15,7 +15,8 @@ const torch::autograd::Node* grad_fn_of(const at::Tensor& tensor) {
 }  // namespace
 
 bool is_strided(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && !tensor.is_quantized();
+  return tensor.layout() == at::kStrided && !tensor.is_quantized() &&
+         !tensor.is_conj() && !tensor.is_neg();
 }
 
 const void* data_of(const at::Tensor& tensor) {

@@ -26,7 +26,7 @@ Snapshot snapshot(const at::Tensor& tensor);
 /// Whether `tensor` still looks so.
 bool same(const Snapshot& seen, const at::Tensor& tensor);
 
-/// Has strides, and plain elements.
+/// Has strides, and its elements as they lie in memory.
 bool is_strided(const at::Tensor& tensor);
 
 /// Null where the tensor is not strided.

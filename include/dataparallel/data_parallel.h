@@ -27,9 +27,9 @@ enum class RefreshPolicy {
   /// Before every forward; nothing is ever stale.
   kEveryForward,
   /// Values only when `refresh()` is called: for evaluation. Modes,
-  /// `requires_grad` and what is registered are still followed. For the passes
-  /// of a gradient
-  /// accumulation see `accumulate()`.
+  /// `requires_grad` and what is registered are still followed, and parameters
+  /// of replicas on the module's own device, which share its memory. For the
+  /// passes of a gradient accumulation see `accumulate()`.
   kWhenAsked,
 };
 
@@ -43,7 +43,8 @@ struct DATAPARALLEL_EXPORT DataParallelOptions {
   DataParallelOptions& output_device(at::Device value);
   /// The batch dimension of inputs and outputs. Default 0.
   DataParallelOptions& dim(int64_t value);
-  /// Rules by position for arguments that are not split along `dim`.
+  /// Rules by position for arguments that are not split along `dim`. One for an
+  /// argument that a call leaves out, as it has a default, is for other calls.
   DataParallelOptions& inputs(std::map<int64_t, InputRule> value);
   /// The dimension along which each output tensor is joined: one for all, or
   /// one each in their order. Default: `dim`.
@@ -115,7 +116,6 @@ Call<Args...> scatter_call(const std::vector<at::Device>& devices,
                            const std::vector<std::string>& names,
                            Args&&... args) {
   RECORD_USER_SCOPE("dataparallel::scatter");
-  check_rules("DataParallel", options, sizeof...(Args));
   Call<Args...> call;
   BatchSize batch("DataParallel");
   const auto each = [&](auto&& act) {
@@ -339,7 +339,8 @@ class DataParallelImpl : public detail::WrapperBase {
   /// that is the mean over that replica's samples: replicas are weighted by
   /// their number of samples. Where that is not the divisor (`ignore_index`,
   /// padding), it returns a `std::pair` of the loss and its weight, the
-  /// divisor, 0 or more, as a number or a zero-dimensional tensor.
+  /// divisor, 0 or more, as a number or a zero-dimensional tensor; one on a
+  /// device is waited for.
   ///
   ///     const auto loss_fn = [](const auto& output, const auto& target) {
   ///       return torch::nn::functional::cross_entropy(output, target);
@@ -556,9 +557,13 @@ class DataParallelImpl : public detail::WrapperBase {
     for (const detail::WeightedLoss& loss : losses) {
       values.push_back(loss.loss);
     }
+    // The loss functions' own weights are read: a replica may have none.
+    const bool own = losses.front().weight.defined();
     return detail::weighted_sum(
-        values, detail::shares_of(weights(call, losses), output_device_),
-        output_device_, losses.front().weight.defined());
+        values,
+        detail::shares_of(weights(call, losses),
+                          own ? at::Device(at::kCPU) : output_device_),
+        output_device_, own);
   }
 
   template <class... Args>

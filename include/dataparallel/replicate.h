@@ -66,8 +66,9 @@ class DATAPARALLEL_EXPORT ReplicaSet {
   /// was written meanwhile.
   void check_unwritten() const;
 
-  /// Forgets what earlier backwards left in the stashes.
-  void clear_stashes();
+  /// Forgets what earlier backwards left in the stashes. Not open, a backward
+  /// that reaches one is an error.
+  void clear_stashes(bool open);
   /// What the stashes hold of each original that got a gradient.
   std::vector<ReplicaGradients> take_gradients();
 

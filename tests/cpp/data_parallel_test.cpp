@@ -345,14 +345,17 @@ TEST_CASE("a wrapper has the mode of its module", "[data_parallel]") {
   CHECK_FALSE(net->is_training());
 }
 
-TEST_CASE("a rule for an argument that is not there is refused by the wrapper",
-          "[data_parallel][errors]") {
-  auto net = test::make<Mlp>(torch::kCPU);
-  dp::DataParallel<Mlp> model(net,
-                              test::on(test::cpu(2)).inputs({{1, dp::copy()}}));
-  CHECK_THROWS_WITH(
-      model(batch_on(torch::kCPU)),
-      Contains("inputs has a rule for argument 1, but there are"));
+TEST_CASE("a rule for an argument that is left out is for other calls",
+          "[data_parallel]") {
+  torch::nn::LSTM net(4, 3);
+  dp::DataParallel<torch::nn::LSTM> model(
+      net, test::on(test::cpu(2)).dim(1).inputs({{1, dp::split(1)}}));
+  const auto x = torch::randn({5, 4, 4});
+  const auto state =
+      std::tuple(torch::randn({1, 4, 3}), torch::randn({1, 4, 3}));
+  test::check_equal("without", std::get<0>(model(x)), std::get<0>(net(x)));
+  test::check_equal("with", std::get<0>(model(x, state)),
+                    std::get<0>(net(x, state)));
 }
 
 TEST_CASE("a device without values is refused", "[data_parallel][errors]") {

@@ -229,6 +229,35 @@ TEST_CASE("a hook in forward_backward that calls the wrapper is an error",
   test::check_same_gradients(*s.net, *s.single);
 }
 
+TEST_CASE("a replica without any weight gives no gradient, not NaN", "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Setup s(devices, /*samples=*/4);
+  const auto masked = [](const torch::Tensor& y, const torch::Tensor& mask) {
+    return std::pair((y.pow(2).sum(1) * mask).sum() / mask.sum(), mask.sum());
+  };
+  const auto mask =
+      torch::tensor({1., 1., 0., 0.}, torch::kDouble).to(devices[0]);
+  s.model->loss(masked, s.x, mask).backward();
+  masked(s.single->forward(s.x), mask).first.backward();
+  test::check_same_gradients(*s.net, *s.single);
+}
+
+TEST_CASE("a graph that forward leaves behind is no loss in silence",
+          "[loss][errors]") {
+  const auto devices = GENERATE(from_range(test::short_device_lists()));
+  INFO(test::name(devices));
+  Setup s(devices);
+  std::vector<torch::Tensor> left(devices.size());
+  s.model->forward_backward(
+      [&](const torch::Tensor& y, const torch::Tensor&) {
+        left[*dp::current_replica()] = y.pow(2).sum();
+        return y.mean();
+      },
+      s.x, s.y);
+  CHECK_THROWS_WITH(left[1].backward(), Contains("comes after the call"));
+}
+
 TEST_CASE("a weight may be a number", "[loss]") {
   Setup s(test::cpu(3), 8);
   const auto halves = [](const torch::Tensor& output,

@@ -108,6 +108,26 @@ struct HalfUsedImpl : torch::nn::Cloneable<HalfUsedImpl> {
 };
 TORCH_MODULE(HalfUsed);
 
+/// Parameters made as views of other tensors, and a conjugated buffer.
+struct ViewsImpl : torch::nn::Cloneable<ViewsImpl> {
+  ViewsImpl() { reset(); }
+  void reset() override {
+    weight = register_parameter("weight", torch::randn({12}).view({4, 3}));
+    bias = register_parameter("bias", torch::zeros({3, 1}).t());
+    turned = register_buffer("turned",
+                             torch::randn({3}, torch::kComplexDouble).conj());
+    minus = register_buffer("minus", torch::imag(turned));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return x.mm(weight) + bias + torch::imag(turned * 1.0) + minus * 2;
+  }
+  torch::Tensor weight;
+  torch::Tensor bias;
+  torch::Tensor turned;
+  torch::Tensor minus;
+};
+TORCH_MODULE(Views);
+
 }  // namespace
 
 /// How many copies from the second replica have been made when replica 0's
@@ -289,6 +309,23 @@ TEST_CASE("a penalty on the weights themselves adds to what replicas give",
     loss(both.single, both.single).backward();
     test::check_same_gradients(*both.net, *both.single);
   }
+}
+
+TEST_CASE("parameters that were made as views train as on one device",
+          "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  test::sim(1);
+  Views net;
+  net->weight.set_data(net->weight.to(devices[0], torch::kDouble));
+  net->bias.set_data(net->bias.to(devices[0], torch::kDouble));
+  net->turned.set_data(net->turned.to(devices[0]).conj_physical().conj());
+  net->minus.set_data(net->minus.to(devices[0]));
+  test::check_trains_as_on_one_device(
+      net, test::on(devices), [&](auto& model, int step) {
+        return step == 1 ? model(batch_on(devices[0])).pow(2).mean()
+                         : model(batch_on(devices[0])).pow(2).sum();
+      });
 }
 
 TEST_CASE("a gradient penalty gives the gradients of one device",

@@ -854,8 +854,7 @@ TEST_CASE("what is thrown and no exception arrives as it is, with a warning",
       warnings[0], "replica 1 on cpu throws an exception without a message"));
 }
 
-TEST_CASE("each of these warnings comes every time",
-          "[parallel_apply]") {
+TEST_CASE("each of these warnings comes every time", "[parallel_apply]") {
   OwnError own(0);
   int number = 0;
   warnings_of(OwnError(7), &own, /*warn_always=*/false);
