@@ -5,6 +5,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <tuple>
+#include <vector>
 
 #include "support/catch.h"
 #include "support/device_lists.h"
@@ -51,6 +52,23 @@ std::pair<torch::Tensor, torch::Tensor> counted(const torch::Tensor& output,
                                                 const torch::Tensor& target) {
   return {F::cross_entropy(output, target), (target != kIgnored).sum()};
 }
+
+/// Computes something aside that is not a part of its result.
+struct LeavesBehindImpl : torch::nn::Cloneable<LeavesBehindImpl> {
+  inline static std::vector<torch::Tensor> left;  // [replica]
+  LeavesBehindImpl() { reset(); }
+  void reset() override {
+    layer = register_module("layer", torch::nn::Linear(4, 3));
+    aside = register_module("aside", torch::nn::Linear(4, 3));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    left[*dp::current_replica()] = aside(x).sum();
+    return layer(x);
+  }
+  torch::nn::Linear layer{nullptr};
+  torch::nn::Linear aside{nullptr};
+};
+TORCH_MODULE(LeavesBehind);
 
 }  // namespace
 
@@ -247,15 +265,16 @@ TEST_CASE("a graph that forward leaves behind is no loss in silence",
           "[loss][errors]") {
   const auto devices = GENERATE(from_range(test::short_device_lists()));
   INFO(test::name(devices));
-  Setup s(devices);
-  std::vector<torch::Tensor> left(devices.size());
-  s.model->forward_backward(
-      [&](const torch::Tensor& y, const torch::Tensor&) {
-        left[*dp::current_replica()] = y.pow(2).sum();
-        return y.mean();
-      },
-      s.x, s.y);
-  CHECK_THROWS_WITH(left[1].backward(), Contains("comes after the call"));
+  auto net = test::make<LeavesBehind>(devices[0]);
+  dp::DataParallel<LeavesBehind> model(net, test::on(devices));
+  LeavesBehindImpl::left.assign(devices.size(), torch::Tensor());
+  const auto x = test::batch_on(devices[0]);
+  model->forward_backward(
+      [](const torch::Tensor& y, const torch::Tensor&) { return y.mean(); }, x,
+      x);
+  CHECK_THROWS_WITH(LeavesBehindImpl::left[1].backward(),
+                    Contains("comes after the call"));
+  LeavesBehindImpl::left.clear();
 }
 
 TEST_CASE("a weight may be a number", "[loss]") {
