@@ -11,6 +11,7 @@ pytestmark = [
     needs_dataparallel,
     # What torch says of its newer dtypes and layouts.
     pytest.mark.filterwarnings("ignore:.*(experimental|deprecated|prototype|beta)"),
+    pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants"),
 ]
 
 
