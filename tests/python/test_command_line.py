@@ -136,10 +136,10 @@ def test_inspect_names_what_does_not_arrive(tmp_path):
     torch.save({"a": noted, "b": Strange()}, path)
     text = run("inspect", path)
     assert f"opaque ['b']: {__name__}.Strange" in text
-    assert "dropped ['a'].note: builtins.str" in text
+    assert "dropped ['a'].note: str" in text
     info = json.loads(run("inspect", path, "--json"))
     assert info["opaque"] == [{"path": "['b']", "class": f"{__name__}.Strange"}]
-    assert info["dropped"] == [{"path": "['a'].note", "class": "builtins.str"}]
+    assert info["dropped"] == [{"path": "['a'].note", "class": "str"}]
 
 
 def test_convert_without_options_keeps_everything(wrapped, tmp_path):
