@@ -69,9 +69,10 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
 
 /// In a dry run there is nothing to read.
 void check_has_values(const char* what) {
-  TORCH_CHECK(!is_dry(), what,
-              ": a dry run (simulated::Options().dry_run) has shapes and no "
-              "values, so none can be read");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !is_dry(), what,
+      ": a dry run (simulated::Options().dry_run) has shapes and no "
+      "values, so none can be read");
 }
 
 // As CUDA orders copies: between two devices both current streams wait for each
