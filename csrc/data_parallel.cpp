@@ -195,26 +195,26 @@ void check_loss(const WeightedLoss& loss) {
   TORCH_CHECK_VALUE(
       loss.loss.defined() && loss.loss.dim() == 0 &&
           (loss.loss.is_floating_point() || loss.loss.is_complex()),
-      "loss: the loss function returned ", described(loss.loss),
+      "DataParallel: the loss function returned ", described(loss.loss),
       ", expected a floating-point scalar, the mean over the replica's "
       "samples");
   TORCH_CHECK_VALUE(!loss.weight.defined() ||
                         (loss.weight.dim() == 0 && !loss.weight.is_complex()),
-                    "loss: the loss function returned as weight ",
+                    "DataParallel: the loss function returned as weight ",
                     described(loss.weight), ", expected a real scalar");
 }
 
 void check_weights(const std::vector<WeightedLoss>& losses) {
   for (const WeightedLoss& loss : losses) {
-    TORCH_CHECK_VALUE(
-        loss.weight.defined() == losses.front().weight.defined(),
-        "loss: the loss function returned a weight in some replicas and None "
-        "in others, expected one in all");
+    TORCH_CHECK_VALUE(loss.weight.defined() == losses.front().weight.defined(),
+                      "DataParallel: the loss function returned a weight in "
+                      "some replicas and None "
+                      "in others, expected one in all");
     if (loss.weight.defined() && loss.weight.is_cpu()) {
       const double weight = loss.weight.item<double>();
       TORCH_CHECK_VALUE(weight >= 0 && std::isfinite(weight),
-                        "loss: the loss function returned the weight ", weight,
-                        ", expected a number of 0 or more");
+                        "DataParallel: the loss function returned the weight ",
+                        weight, ", expected a number of 0 or more");
     }
   }
 }

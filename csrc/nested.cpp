@@ -41,7 +41,8 @@ c10::IValue like_tuple(const c10::IValue& tuple,
 
 bool is_plain(const c10::IValue& value) {
   return value.isInt() || value.isDouble() || value.isBool() ||
-         value.isString() || value.isComplexDouble() || value.isDevice();
+         value.isString() || value.isComplexDouble() || value.isDevice() ||
+         value.isEnum();
 }
 
 c10::IValue merge_lists(const std::vector<c10::IValue>& values,
@@ -215,8 +216,14 @@ c10::IValue merge_ivalues(const std::vector<c10::IValue>& values,
     return widened ? c10::IValue(c10::ivalue::Tuple::create(elements))
                    : like_tuple(first, std::move(elements));
   }
-  // None, and objects that cannot be compared: the first replica's.
-  return first;
+  for (size_t i = 1; i < values.size(); ++i) {
+    if (!values[i].is(first)) {
+      descriptions.assign(values.size(), "an object of its own (" +
+                                             first.type()->repr_str() + ")");
+      merger.differ(path, descriptions);
+    }
+  }
+  return first;  // None, or one object that all share
 }
 
 }  // namespace dataparallel

@@ -25,12 +25,24 @@
 // the intra-op threads differs from the caller's, and libgomp rebuilds a
 // thread's pool whenever that number changes.
 //
-// A run is handed over under `mutex`: the caller writes `job` and raises the
+// A job is handed over under `mutex`: the caller writes `job` and raises the
 // worker's `has_job`, the worker runs it without the mutex, writes its own slot
 // of `errors` and counts `running` down under the mutex. So everything the
 // caller wrote before is seen by the worker, and everything the worker wrote is
 // seen by the caller after. The job lives on the caller's stack; it outlives
 // the run because the caller waits for `running == 0` whatever happens.
+
+// Note [Numbers of intra-op threads]
+//
+// OpenMP and MKL keep the number by thread. `at::set_num_threads` sets it for
+// the calling thread, and for all threads that have not asked for theirs yet:
+// a thread's first `at::get_num_threads` sets both to what it finds. Workers
+// want their own number set only. So, whenever a worker's number has to change,
+// a thread made for it reads the number that new threads get, has the workers
+// set theirs, and sets the former back; under one lock of the process, under
+// which a run also asks for its caller's number, as the caller may be such a
+// new thread. (One that is not ours may still ask for the first time meanwhile,
+// and get a replica's.)
 
 namespace dataparallel {
 namespace {
@@ -107,16 +119,11 @@ std::optional<int64_t> current_replica() {
 }
 
 struct WorkerTeam::Impl {
-  struct Job {
-    const std::function<void(int64_t)>* body;
-    const detail::CallerState* state;
-    const Inside* caller;
-    int intraop_threads;
-  };
   struct Worker {
     std::thread thread;
     std::condition_variable wake;
     bool has_job = false;
+    int intraop_threads = 0;
   };
 
   explicit Impl(std::vector<at::Device> team_devices)
@@ -132,19 +139,18 @@ struct WorkerTeam::Impl {
       if (!self.has_job) {
         return;
       }
-      const Job current = job;
+      const std::function<void(int64_t)>& current = *job;
       lock.unlock();
       std::exception_ptr error;
       try {
-        set_intraop_threads(replica, current.intraop_threads);
-        detail::CallerStateGuard state(*current.state, devices[replica]);
-        const Inside inside(replica, this, current.caller);
-        RECORD_USER_SCOPE("dataparallel::replica " + std::to_string(replica));
-        (*current.body)(replica);
+        current(replica);
       } catch (...) {
         error = std::current_exception();
       }
+      const int intraop_threads =
+          devices[replica].is_cpu() ? at::get_num_threads() : 0;
       lock.lock();
+      self.intraop_threads = intraop_threads;
       errors[replica] = std::move(error);
       self.has_job = false;
       if (--running == 0) {
@@ -153,19 +159,58 @@ struct WorkerTeam::Impl {
     }
   }
 
-  void start(int64_t replica) {
-    if (!workers[replica].thread.joinable()) {
-      workers[replica].thread = std::thread([this, replica] { work(replica); });
+  void start(const std::vector<int64_t>& replicas) {
+    std::lock_guard lock(mutex);
+    for (const int64_t replica : replicas) {
+      if (!workers[replica].thread.joinable()) {
+        workers[replica].thread =
+            std::thread([this, replica] { work(replica); });
+      }
     }
   }
 
-  // OpenMP and MKL keep the number by thread, torch keeps the last one set as
-  // the default of threads that it has not seen yet: `run` sets that back.
-  void set_intraop_threads(int64_t replica, int threads) {
-    if (devices[replica].is_cpu() && at::get_num_threads() != threads) {
-      at::set_num_threads(threads);
-      std::lock_guard lock(mutex);
-      intraop_threads_set = true;
+  /// Runs `new_job` in the workers of `replicas`, and waits for all of them.
+  void hand_over(const std::vector<int64_t>& replicas,
+                 const std::function<void(int64_t)>& new_job) {
+    std::unique_lock lock(mutex);
+    job = &new_job;
+    running = static_cast<int64_t>(replicas.size());
+    for (const int64_t replica : replicas) {
+      errors[replica] = nullptr;
+      workers[replica].has_job = true;
+      workers[replica].wake.notify_one();
+    }
+    finished.wait(lock, [&] { return running == 0; });
+  }
+
+  /// Divides the caller's intra-op threads among the replicas on the CPU. See
+  /// Note [Numbers of intra-op threads].
+  void share_intraop_threads(const std::vector<int64_t>& replicas) {
+    std::vector<int64_t> on_cpu;
+    for (const int64_t replica : replicas) {
+      if (devices[replica].is_cpu()) {
+        on_cpu.push_back(replica);
+      }
+    }
+    if (on_cpu.empty()) {
+      return;
+    }
+    static std::mutex one_at_a_time;
+    std::lock_guard setting(one_at_a_time);
+    const int share =
+        std::max(1, at::get_num_threads() / static_cast<int>(on_cpu.size()));
+    std::erase_if(on_cpu, [&](int64_t replica) {
+      return workers[replica].intraop_threads == share;
+    });
+    if (!on_cpu.empty()) {
+      std::thread([&] {
+        const int of_new_threads = at::get_num_threads();
+        hand_over(on_cpu, [&](int64_t) {
+          at::get_num_threads();  // its first
+          at::set_num_threads(share);
+        });
+        at::set_num_threads(of_new_threads);
+      }).join();
     }
   }
 
@@ -175,10 +220,9 @@ struct WorkerTeam::Impl {
   std::condition_variable finished;
   std::vector<Worker> workers;
   std::vector<std::exception_ptr> errors;
-  Job job{};
+  const std::function<void(int64_t)>* job = nullptr;
   int64_t running = 0;
   bool stopping = false;
-  bool intraop_threads_set = false;
 };
 
 WorkerTeam::WorkerTeam(std::vector<at::Device> devices)
@@ -244,31 +288,16 @@ void WorkerTeam::run(const std::vector<int64_t>& replicas,
     return;
   }
   std::lock_guard one_run(team.one_run);
+  team.start(replicas);
+  team.share_intraop_threads(replicas);
   const detail::CallerState state(team.devices);
-  const auto on_cpu = static_cast<int>(std::count_if(
-      replicas.begin(), replicas.end(),
-      [&](int64_t replica) { return team.devices[replica].is_cpu(); }));
-  const int threads = at::get_num_threads();
-  bool intraop_threads_set = false;
-  {
-    std::unique_lock lock(team.mutex);
-    for (const int64_t replica : replicas) {
-      team.start(replica);
-    }
-    team.job = {&body, &state, here,
-                std::max(1, threads / std::max(1, on_cpu))};
-    team.running = static_cast<int64_t>(replicas.size());
-    for (const int64_t replica : replicas) {
-      team.errors[replica] = nullptr;
-      team.workers[replica].has_job = true;
-      team.workers[replica].wake.notify_one();
-    }
-    team.finished.wait(lock, [&] { return team.running == 0; });
-    std::swap(intraop_threads_set, team.intraop_threads_set);
-  }
-  if (intraop_threads_set) {
-    at::set_num_threads(threads);
-  }
+  const Inside* caller = here;
+  team.hand_over(replicas, [&](int64_t replica) {
+    detail::CallerStateGuard in_state(state, team.devices[replica]);
+    const Inside inside(replica, &team, caller);
+    RECORD_USER_SCOPE("dataparallel::replica " + std::to_string(replica));
+    body(replica);
+  });
   for (const int64_t replica : replicas) {
     if (team.errors[replica]) {
       const std::exception_ptr error = std::move(team.errors[replica]);

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <dataparallel/scatter_gather.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -158,7 +159,46 @@ std::optional<at::ScalarType> cat_dtype(at::ScalarType type) {
   }
 }
 
+/// torch's `cat` would round all parts to the first one's scale.
+std::string quantization(const at::Tensor& tensor) {
+  if (!tensor.is_quantized() || tensor.qscheme() != at::kPerTensorAffine) {
+    return tensor.is_quantized() ? "quantized by channel" : "not quantized";
+  }
+  return c10::str("quantized with scale ", tensor.q_scale(), " and zero point ",
+                  tensor.q_zero_point());
+}
+
+/// torch's own derivative of `cat` takes dense gradients only.
+struct SparseCat : torch::autograd::Function<SparseCat> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            at::TensorList parts, int64_t dim) {
+    std::vector<int64_t> sizes;
+    for (const at::Tensor& part : parts) {
+      sizes.push_back(part.size(dim));
+    }
+    context->saved_data["sizes"] = sizes;
+    context->saved_data["dim"] = dim;
+    return at::cat(parts, dim);
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::variable_list& gradients) {
+    const int64_t dim = context->saved_data["dim"].toInt();
+    torch::autograd::variable_list parts;
+    int64_t start = 0;
+    for (const int64_t size : context->saved_data["sizes"].toIntVector()) {
+      parts.push_back(cut(gradients[0], dim, start, size));
+      start += size;
+    }
+    parts.emplace_back();  // for `dim`
+    return parts;
+  }
+};
+
 at::Tensor concatenate(const std::vector<at::Tensor>& parts, int64_t dim) {
+  if (parts.front().is_sparse()) {
+    return SparseCat::apply(at::TensorList(parts), dim);
+  }
   const auto as = cat_dtype(parts.front().scalar_type());
   if (!as.has_value()) {
     return at::cat(parts, dim);
@@ -367,6 +407,7 @@ at::Tensor Join::tensors(const std::vector<at::Tensor>& tensors,
     layout << "of layout " << tensor.layout();
     return layout.str();
   });
+  all(quantization);
   const at::Tensor& first = tensors.front();
   TORCH_CHECK_VALUE(tensors.size() == 1 ||
                         (!first.is_nested() &&

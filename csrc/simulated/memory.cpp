@@ -3,6 +3,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -29,12 +30,12 @@ void count(int64_t bytes, c10::DeviceIndex device) {
   const int64_t now = usage.now.fetch_add(bytes) + bytes;
   if (limit > 0 && now > limit) {
     usage.now -= bytes;
-    TORCH_CHECK_WITH(OutOfMemoryError, false,
-                     "sim out of memory. Tried to allocate ", bytes,
-                     " bytes. Device ", static_cast<int>(device),
-                     " has a total capacity of ", limit, " bytes of which ",
-                     limit - (now - bytes), " bytes are free; ", now - bytes,
-                     " bytes are allocated by tensors.");
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, false, "sim out of memory. Tried to allocate ", bytes,
+        " bytes. Device ", static_cast<int>(device),
+        " has a total capacity of ", limit, " bytes of which ",
+        std::max<int64_t>(0, limit - (now - bytes)), " bytes are free; ",
+        now - bytes, " bytes are allocated by tensors.");
   }
   int64_t peak = usage.peak;
   while (now > peak && !usage.peak.compare_exchange_weak(peak, now)) {

@@ -726,6 +726,44 @@ TEST_CASE("CPU replicas share the caller's intra-op threads evenly",
   }
 }
 
+TEST_CASE("threads that start teams at the same time share their own number",
+          "[parallel_apply]") {
+  const IntraopThreads guard(8);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 32; ++i) {
+    callers.emplace_back([&] {
+      dataparallel::WorkerTeam team(test::cpu(2));
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        team.run({0, 1}, [&](int64_t) { wrong += at::get_num_threads() != 4; });
+        wrong += at::get_num_threads() != 8;
+      }
+    });
+  }
+  for (std::thread& caller : callers) {
+    caller.join();
+  }
+  CHECK(wrong == 0);
+  int in_new_thread = 0;
+  std::thread([&] { in_new_thread = at::get_num_threads(); }).join();
+  CHECK(in_new_thread == 8);
+}
+
+TEST_CASE("workers inside a worker divide its intra-op threads",
+          "[parallel_apply]") {
+  const IntraopThreads guard(8);
+  std::vector<int> seen(4);
+  run(test::cpu(2), [&](int64_t outer) {
+    run(test::cpu(2), [&](int64_t inner) {
+      seen[2 * outer + inner] = at::get_num_threads();
+    });
+  });
+  CHECK(seen == std::vector<int>(4, 2));
+  int in_new_thread = 0;
+  std::thread([&] { in_new_thread = at::get_num_threads(); }).join();
+  CHECK(in_new_thread == 8);
+}
+
 TEST_CASE("one replica alone has all of the caller's intra-op threads",
           "[parallel_apply]") {
   const IntraopThreads guard(5);

@@ -1,4 +1,5 @@
 #include <dataparallel/scatter_gather.h>
+#include <torch/csrc/jit/api/compilation_unit.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -15,6 +16,7 @@
 #include "support/device_lists.h"
 #include "support/values.h"
 
+using c10::IValue;
 using dataparallel::chunk_sizes;
 using dataparallel::copy;
 using dataparallel::gather;
@@ -924,6 +926,73 @@ TEST_CASE("layouts that cannot be joined are refused by their path",
   const Tensor csr = torch::eye(3).to_sparse_csr();
   CHECK_THROWS_WITH(gather(std::vector<Tensors>{{csr}, {csr}}, torch::kCPU),
                     Catch::Contains("gather: result[0] has layout SparseCsr"));
+}
+
+TEST_CASE("a sparse result hands sparse gradients back", "[gather]") {
+  const Tensor weights = counted({6, 4}) + 1;
+  const Tensor mask = torch::arange(24).reshape({6, 4}) % 3 == 0;
+  const auto gradient = [&](const Devices& devices, int64_t dim) {
+    const Tensor dense = (counted({6, 4}) + 1).mul_(mask).requires_grad_();
+    Tensors parts;
+    for (const Tensor& part :
+         scatter(dense, devices, ScatterOptions().dim(dim))) {
+      parts.push_back(part.to_sparse());
+    }
+    const Tensor joined = gather(parts, torch::kCPU, dim);
+    (joined.to_dense() * weights).sum().backward();
+    return dense.grad();
+  };
+  for (const int64_t dim : {0, 1}) {
+    const Tensor expected = gradient(test::cpu(1), dim);
+    CHECK(same(expected, weights * mask));
+    CHECK(same(gradient(test::cpu(2), dim), expected));
+    CHECK(same(gradient(test::cpu(3), dim), expected));
+  }
+}
+
+TEST_CASE("quantized results are joined where they mean the same", "[gather]") {
+  const auto quantized = [](double scale) {
+    return torch::quantize_per_tensor(torch::arange(4).to(torch::kFloat32),
+                                      scale, /*zero_point=*/1, torch::kQUInt8);
+  };
+  const Tensor joined =
+      gather(Tensors{quantized(0.5), quantized(0.5)}, torch::kCPU);
+  CHECK(same(joined.dequantize(),
+             torch::arange(4).repeat(2).to(torch::kFloat32)));
+  CHECK(gather_error(Tensors{quantized(0.5), quantized(0.25)}) ==
+        "gather: result is quantized with scale 0.5 and zero point 1 in "
+        "replica 0 and quantized with scale 0.25 and zero point 1 in replica "
+        "1, expected the same in every replica");
+}
+
+TEST_CASE("objects are joined where all replicas return the same one",
+          "[gather]") {
+  struct Object : torch::CustomClassHolder {};
+  const auto object = [] {
+    return IValue::make_capsule(c10::make_intrusive<Object>());
+  };
+  const IValue shared = object();
+  CHECK(gather(std::vector<IValue>{shared, shared}, torch::kCPU).is(shared));
+  CHECK(message_of<c10::ValueError>([&] {
+          gather(std::vector<IValue>{object(), object()}, torch::kCPU);
+        }) ==
+        "gather: result is an object of its own (Capsule) in replica 0 and an "
+        "object of its own (Capsule) in replica 1, expected the same in every "
+        "replica");
+
+  const auto type =
+      c10::EnumType::create(c10::QualifiedName("__torch__.Color"),
+                            c10::IntType::get(), {{"RED", 1}, {"BLUE", 2}},
+                            std::make_shared<torch::jit::CompilationUnit>());
+  const auto color = [&](const char* name, int64_t value) {
+    return IValue(
+        c10::make_intrusive<c10::ivalue::EnumHolder>(type, name, value));
+  };
+  CHECK(gather(std::vector<IValue>{color("RED", 1), color("RED", 1)},
+               torch::kCPU) == color("RED", 1));
+  CHECK(gather(std::vector<IValue>{color("RED", 1), color("BLUE", 2)},
+               torch::kCPU)
+            .toListRef()[1] == color("BLUE", 2));
 }
 
 TEST_CASE("no values at all are refused", "[gather]") {
