@@ -13,6 +13,18 @@
 #include "detail/streams.h"
 
 namespace dataparallel {
+namespace {
+
+at::Device named(const std::string& argument, const char* name) {
+  try {
+    return at::Device(name);
+  } catch (const c10::Error&) {
+    TORCH_CHECK_VALUE(false, "DataParallelOptions: ", argument, " is \"", name,
+                      "\", expected a device, such as \"cpu\" or \"cuda:0\"");
+  }
+}
+
+}  // namespace
 
 DataParallelOptions& DataParallelOptions::devices(
     std::vector<at::Device> value) {
@@ -23,13 +35,16 @@ DataParallelOptions& DataParallelOptions::devices(
     std::initializer_list<const char*> names) {
   devices_.clear();
   for (const char* name : names) {
-    devices_.emplace_back(name);
+    devices_.push_back(named(c10::str("devices[", devices_.size(), "]"), name));
   }
   return *this;
 }
 DataParallelOptions& DataParallelOptions::output_device(at::Device value) {
   output_device_ = value;
   return *this;
+}
+DataParallelOptions& DataParallelOptions::output_device(const char* name) {
+  return output_device(named("output_device", name));
 }
 DataParallelOptions& DataParallelOptions::dim(int64_t value) {
   scatter_.dim(value);
@@ -109,11 +124,16 @@ struct SameMemory : torch::autograd::Function<SameMemory> {
 }  // namespace
 
 void CutGraph::tensor(at::Tensor& tensor, const std::string&) {
-  if (tensor.defined() && tensor.requires_grad()) {
+  if (!tensor.defined() || !tensor.requires_grad()) {
+    return;
+  }
+  at::Tensor& cut = cut_[tensor.unsafeGetTensorImpl()];
+  if (!cut.defined()) {
     const at::Tensor leaf = tensor.detach().requires_grad_();
     cuts.emplace_back(tensor, leaf);
-    tensor = SameMemory::apply(leaf);
+    cut = SameMemory::apply(leaf);
   }
+  tensor = cut;
 }
 
 void CutGraph::packed(torch::nn::utils::rnn::PackedSequence& sequence,
@@ -194,7 +214,7 @@ void check_loss(const WeightedLoss& loss) {
   };
   TORCH_CHECK_VALUE(
       loss.loss.defined() && loss.loss.dim() == 0 &&
-          (loss.loss.is_floating_point() || loss.loss.is_complex()),
+          loss.loss.is_floating_point(),
       "DataParallel: the loss function returned ", described(loss.loss),
       ", expected a floating-point scalar, the mean over the replica's "
       "samples");
@@ -204,18 +224,19 @@ void check_loss(const WeightedLoss& loss) {
                     described(loss.weight), ", expected a real scalar");
 }
 
-void check_weights(const std::vector<WeightedLoss>& losses) {
-  for (const WeightedLoss& loss : losses) {
-    TORCH_CHECK_VALUE(loss.weight.defined() == losses.front().weight.defined(),
-                      "DataParallel: the loss function returned a weight in "
-                      "some replicas and None "
-                      "in others, expected one in all");
-    if (loss.weight.defined() && loss.weight.is_cpu()) {
-      const double weight = loss.weight.item<double>();
-      TORCH_CHECK_VALUE(weight >= 0 && std::isfinite(weight),
-                        "DataParallel: the loss function returned the weight ",
-                        weight, ", expected a number of 0 or more");
-    }
+void check_weights(const std::vector<WeightedLoss>& losses,
+                   const std::vector<Chunk>& chunks) {
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const at::Tensor& weight = losses[i].weight;
+    TORCH_CHECK_VALUE(
+        weight.defined() == losses.front().weight.defined(),
+        "DataParallel: the loss function returned a weight in some replicas "
+        "and None in others, expected one in all");
+    const double value = weight.defined() ? weight.item<double>() : 1;
+    TORCH_CHECK_VALUE(value >= 0 && std::isfinite(value),
+                      "DataParallel: the loss function returned the weight ",
+                      value, " in replica ", chunks[i].replica,
+                      ", expected a number of 0 or more");
   }
 }
 
@@ -239,10 +260,46 @@ std::vector<at::Tensor> shares_of(const std::vector<at::Tensor>& weights,
   }
   // No weight at all: what is a loss all the same counts evenly.
   const double even = 1.0 / static_cast<double>(weights.size());
+  const at::Tensor none = total == 0;
+  const at::Tensor divisor = at::where(none, 1.0, total);  // no NaN in backward
   for (at::Tensor& share : shares) {
-    share = at::where(total == 0, even, share / total);
+    share = at::where(none, even, share / divisor);
   }
   return shares;
+}
+
+// With shares s_i = w_i / W, the mean L = sum(s_i * l_i) has the derivatives
+// dL/dl_i = s_i and dL/dw_i = (l_i - L) / W; both are constants to replica i.
+std::vector<at::Tensor> backward_roots(
+    const std::vector<WeightedLoss>& losses) {
+  std::vector<at::Tensor> weights;
+  std::vector<at::Tensor> values;
+  at::Tensor total = scalar(0);
+  for (const WeightedLoss& loss : losses) {
+    weights.push_back(loss.weight.detach());
+    values.push_back(loss.loss.detach());
+    total = total + moved(weights.back(), at::kCPU);
+  }
+  const auto shares = shares_of(weights, at::kCPU);
+  const at::Tensor mean = weighted_sum(values, shares, at::kCPU,
+                                       /*shares_may_be_zero=*/true);
+  std::vector<at::Tensor> roots;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const auto& [loss, weight] = losses[i];
+    if (shares[i].item<double>() == 0) {
+      roots.emplace_back();
+      continue;
+    }
+    at::Tensor root = weighted_sum({loss}, {shares[i]}, loss.device());
+    if (weight.requires_grad() && total.item<double>() != 0) {
+      const at::Tensor by_weight =
+          (moved(values[i], at::kCPU) - mean).to(at::kDouble) / total;
+      root = root + weighted_sum({weight}, {by_weight}, weight.device())
+                        .to(loss.options());
+    }
+    roots.push_back(std::move(root));
+  }
+  return roots;
 }
 
 at::Tensor weighted_sum(const std::vector<at::Tensor>& losses,

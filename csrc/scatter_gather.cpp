@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <dataparallel/scatter_gather.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +7,7 @@
 #include <sstream>
 
 #include "detail/links.h"
+#include "detail/sparse_parts.h"
 
 namespace dataparallel {
 
@@ -101,13 +101,8 @@ int64_t wrapped_dim(const at::Tensor& tensor, int64_t dim,
 
 at::Tensor cut(const at::Tensor& tensor, int64_t dim, int64_t start,
                int64_t size) {
-  if (tensor.is_sparse()) {
-    return tensor.index_select(
-        dim, at::arange(
-                 start, start + size,
-                 at::TensorOptions().dtype(at::kLong).device(tensor.device())));
-  }
-  return tensor.narrow(dim, start, size);
+  return tensor.is_sparse() ? sparse_narrow(tensor, dim, start, size)
+                            : tensor.narrow(dim, start, size);
 }
 
 // Note [Parts of a batch]
@@ -168,36 +163,9 @@ std::string quantization(const at::Tensor& tensor) {
                   tensor.q_zero_point());
 }
 
-/// torch's own derivative of `cat` takes dense gradients only.
-struct SparseCat : torch::autograd::Function<SparseCat> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context,
-                            at::TensorList parts, int64_t dim) {
-    std::vector<int64_t> sizes;
-    for (const at::Tensor& part : parts) {
-      sizes.push_back(part.size(dim));
-    }
-    context->saved_data["sizes"] = sizes;
-    context->saved_data["dim"] = dim;
-    return at::cat(parts, dim);
-  }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context,
-      const torch::autograd::variable_list& gradients) {
-    const int64_t dim = context->saved_data["dim"].toInt();
-    torch::autograd::variable_list parts;
-    int64_t start = 0;
-    for (const int64_t size : context->saved_data["sizes"].toIntVector()) {
-      parts.push_back(cut(gradients[0], dim, start, size));
-      start += size;
-    }
-    parts.emplace_back();  // for `dim`
-    return parts;
-  }
-};
-
 at::Tensor concatenate(const std::vector<at::Tensor>& parts, int64_t dim) {
   if (parts.front().is_sparse()) {
-    return SparseCat::apply(at::TensorList(parts), dim);
+    return sparse_cat(parts, dim);
   }
   const auto as = cat_dtype(parts.front().scalar_type());
   if (!as.has_value()) {
@@ -234,6 +202,8 @@ void BatchSize::tensor(at::Tensor& tensor, const std::string& path) {
       function_, ": ", path, " has layout ", tensor.layout(),
       tensor.is_nested() ? " (nested)" : "",
       ", which cannot be split; mark it with dataparallel::copy()");
+  TORCH_CHECK_VALUE(!tensor.is_meta(), function_, ": ", path,
+                    " is a meta tensor, expected one that holds values");
   const int64_t dim = wrapped_dim(tensor, rule.dim, function_, path, "split");
   agree(tensor.size(dim), path);
 }
@@ -347,9 +317,11 @@ InputRule rule_of(const ScatterOptions& options, int64_t position) {
   return found == options.inputs().end() ? split(options.dim()) : found->second;
 }
 
-void not_a_list(const std::string& path) {
-  TORCH_CHECK_TYPE(false, "scatter: ", path,
-                   " is marked split_by_sample, but is no list");
+void BatchSize::not_a_list(const std::string& path,
+                           const std::string& type) const {
+  TORCH_CHECK_TYPE(false, function_, ": ", path,
+                   " is marked split_by_sample, but is of type ", type,
+                   ", expected a list");
 }
 
 c10::IValue slice_list(const c10::IValue& list, const Chunk& chunk) {
@@ -415,6 +387,10 @@ at::Tensor Join::tensors(const std::vector<at::Tensor>& tensors,
                     "gather: ", path, " has layout ", first.layout(),
                     first.is_nested() ? " (nested)" : "",
                     ", which cannot be joined");
+  TORCH_CHECK_VALUE(tensors.size() == 1 || !first.is_quantized() ||
+                        first.qscheme() == at::kPerTensorAffine,
+                    "gather: ", path,
+                    " is quantized by channel, which cannot be joined");
   all([](const at::Tensor& tensor) {
     return "of " + std::to_string(tensor.dim()) + " dimensions";
   });

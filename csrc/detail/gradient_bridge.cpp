@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -109,6 +110,9 @@ struct Bridge : Function<Bridge> {
     }
     variable_list sums =
         reduce_add(std::move(by_replica), bucket.devices, bucket.layout);
+    if (torch::autograd::AnomalyMode::is_enabled()) {
+      wait_for_comm(bucket.devices.front());  // the engine looks for NaN
+    }
     sums.resize(sums.size() + 2);  // none for `placeholders` and `bucket`
     return sums;
   }

@@ -17,6 +17,7 @@
 #include <optional>
 #include <tuple>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,7 @@ struct DATAPARALLEL_EXPORT DataParallelOptions {
   DataParallelOptions& devices(std::initializer_list<const char*> names);
   /// Where results lie, any device. Default: the first of `devices`.
   DataParallelOptions& output_device(at::Device value);
+  DataParallelOptions& output_device(const char* name);
   /// The batch dimension of inputs and outputs. Default 0.
   DataParallelOptions& dim(int64_t value);
   /// Rules by position for arguments that are not split along `dim`. One for an
@@ -162,8 +164,13 @@ class DATAPARALLEL_EXPORT CutGraph : public LeafVisitor {
   void tensor(at::Tensor& tensor, const std::string& path) override;
   void packed(torch::nn::utils::rnn::PackedSequence& sequence,
               const std::string& path) override;
+  /// What follows is another replica's: tensors that come again are cut again.
+  void next_replica() { cut_.clear(); }
   /// The tensors before, and the leaves behind those that took their places.
   std::vector<std::pair<at::Tensor, at::Tensor>> cuts;
+
+ private:
+  std::unordered_map<const at::TensorImpl*, at::Tensor> cut_;
 };
 
 /// The tensors inside a value.
@@ -188,7 +195,7 @@ DATAPARALLEL_EXPORT void backward_into(std::vector<ReplicaGradients> gradients,
                                        OneCall& call);
 
 /// `weights[i] / sum(weights)`, as float64 on `target`; all alike where that
-/// sum is 0.
+/// sum is 0. Differentiable.
 DATAPARALLEL_EXPORT std::vector<at::Tensor> shares_of(
     const std::vector<at::Tensor>& weights, at::Device target);
 
@@ -219,12 +226,18 @@ inline WeightedLoss weighted_loss(std::tuple<at::Tensor, at::Tensor> loss) {
 DATAPARALLEL_EXPORT WeightedLoss
 weighted_loss(std::pair<at::Tensor, double> loss);
 
-/// Throws unless loss and weight are scalars, the loss of a floating dtype.
+/// Throws unless loss and weight are real scalars, the loss of a floating
+/// dtype.
 DATAPARALLEL_EXPORT void check_loss(const WeightedLoss& loss);
 /// Throws where only some replicas' loss functions returned a weight, or one
-/// (on the CPU: on a device, reading it would wait) that is below 0 or no
-/// number.
-DATAPARALLEL_EXPORT void check_weights(const std::vector<WeightedLoss>& losses);
+/// that is below 0 or no number. Weights on a device are waited for.
+DATAPARALLEL_EXPORT void check_weights(const std::vector<WeightedLoss>& losses,
+                                       const std::vector<Chunk>& chunks);
+/// What each replica can run backward from by itself, so that together they
+/// give the gradients of the weighted mean, those through the weights too.
+/// Undefined where a replica's weight is 0.
+DATAPARALLEL_EXPORT std::vector<at::Tensor> backward_roots(
+    const std::vector<WeightedLoss>& losses);
 /// Throws where no loss has a graph.
 DATAPARALLEL_EXPORT void check_any_graph(
     const std::vector<WeightedLoss>& losses);
@@ -340,7 +353,7 @@ class DataParallelImpl : public detail::WrapperBase {
   /// their number of samples. Where that is not the divisor (`ignore_index`,
   /// padding), it returns a `std::pair` of the loss and its weight, the
   /// divisor, 0 or more, as a number or a zero-dimensional tensor; one on a
-  /// device is waited for.
+  /// device is waited for, and gradients flow through one that has a graph.
   ///
   ///     const auto loss_fn = [](const auto& output, const auto& target) {
   ///       return torch::nn::functional::cross_entropy(output, target);
@@ -357,7 +370,7 @@ class DataParallelImpl : public detail::WrapperBase {
       const std::vector<at::Tensor> inputs = first_inputs(call);
       auto losses = run_losses(call, loss_fn, [](auto&, int64_t) {});
       if (call.chunks.size() > 1 && at::GradMode::is_enabled()) {
-        replicas_.set().redirect({losses.front().loss}, inputs);
+        replicas_.set().redirect(roots_of(losses.front()), inputs);
       }
       return weighted(call, losses);
     });
@@ -546,7 +559,13 @@ class DataParallelImpl : public detail::WrapperBase {
       detail::check_loss(losses[at]);
       then(losses[at], at);
     });
+    detail::check_weights(losses, call.chunks);
     return losses;
+  }
+
+  static std::vector<at::Tensor> roots_of(const detail::WeightedLoss& loss) {
+    return loss.weight.defined() ? std::vector{loss.loss, loss.weight}
+                                 : std::vector{loss.loss};
   }
 
   template <class... Args>
@@ -570,11 +589,10 @@ class DataParallelImpl : public detail::WrapperBase {
   std::vector<at::Tensor> weights(
       const detail::Call<Args...>& call,
       const std::vector<detail::WeightedLoss>& losses) {
-    detail::check_weights(losses);
     std::vector<at::Tensor> result;
     for (size_t i = 0; i < losses.size(); ++i) {
       result.push_back(losses[i].weight.defined()
-                           ? losses[i].weight.detach()
+                           ? losses[i].weight
                            : detail::scalar(static_cast<double>(
                                  std::max<int64_t>(1, call.chunks[i].size))));
     }
@@ -589,37 +607,38 @@ class DataParallelImpl : public detail::WrapperBase {
     prepare(call.chunks);
     if (call.chunks.size() == 1) {
       const auto losses = run_losses(call, loss_fn, [](auto&, int64_t) {});
+      detail::check_any_graph(losses);
       calls_.backward({losses.front().loss});
       return losses.front().loss.detach().to(output_device_);
     }
     detail::StashScope stashes(replicas_.set());
     detail::CutGraph cut;
     for (auto& part : call.parts) {
+      cut.next_replica();
       std::apply([&](auto&... kept) { (visit_nested(kept, cut), ...); }, part);
     }
-    const auto backward = [&](const detail::WeightedLoss& loss,
-                              const at::Tensor& share) {
-      if (loss.loss.requires_grad()) {  // else no sample of this chunk counts
-        replicas_.set().redirect({loss.loss}, {});
-        calls_.backward(
-            {detail::weighted_sum({loss.loss}, {share}, loss.loss.device())});
+    const auto backward = [&](const at::Tensor& root) {
+      if (root.requires_grad()) {  // else no sample of this chunk counts
+        replicas_.set().redirect({root}, {});
+        calls_.backward({root});
       }
     };
     std::vector<detail::WeightedLoss> losses;
     if constexpr (kOwnWeights) {
       losses = run_losses(call, loss_fn, [](auto&, int64_t) {});
-      const auto shares = detail::shares_of(weights(call, losses), at::kCPU);
+      const auto roots = detail::backward_roots(losses);
       run(call, [&](int64_t at, auto&&...) {
-        if (shares[at].template item<double>() != 0) {
-          backward(losses[at], shares[at]);
+        if (roots[at].defined()) {
+          backward(roots[at]);
         }
       });
     } else {
       losses = run_losses(
           call, loss_fn, [&](const detail::WeightedLoss& loss, int64_t at) {
-            backward(loss,
-                     detail::scalar(static_cast<double>(call.chunks[at].size) /
-                                    static_cast<double>(*call.samples)));
+            const double share = static_cast<double>(call.chunks[at].size) /
+                                 static_cast<double>(*call.samples);
+            backward(detail::weighted_sum({loss.loss}, {detail::scalar(share)},
+                                          loss.loss.device()));
           });
     }
     detail::check_any_graph(losses);
@@ -631,10 +650,8 @@ class DataParallelImpl : public detail::WrapperBase {
       }
     }
     detail::backward_into(std::move(gradients), calls_);
-    for (detail::WeightedLoss& loss : losses) {
-      loss.loss = loss.loss.detach();
-    }
-    return weighted(call, losses);
+    const at::NoGradGuard no_grad;
+    return weighted(call, losses).detach();
   }
 
   /// In the workers where these are CPU replicas: in the calling thread it

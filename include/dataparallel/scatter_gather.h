@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Type.h>
 #include <dataparallel/devices.h>
 #include <dataparallel/export.h>
 #include <dataparallel/nested.h>
@@ -80,6 +81,9 @@ class DATAPARALLEL_EXPORT BatchSize : public LeafVisitor {
   void packed(torch::nn::utils::rnn::PackedSequence& sequence,
               const std::string& path) override;
   void list(int64_t length, const std::string& path);
+  /// Throws: an argument of this `type` is marked `split_by_sample`.
+  [[noreturn]] void not_a_list(const std::string& path,
+                               const std::string& type) const;
 
   InputRule rule;
   /// None where no argument is split.
@@ -137,9 +141,6 @@ DATAPARALLEL_EXPORT void check_rules(
 DATAPARALLEL_EXPORT InputRule rule_of(const ScatterOptions& options,
                                       int64_t position);
 
-/// Throws: an argument marked `split_by_sample` is no list.
-[[noreturn]] DATAPARALLEL_EXPORT void not_a_list(const std::string& path);
-
 DATAPARALLEL_EXPORT c10::IValue slice_list(const c10::IValue& list,
                                            const Chunk& chunk);
 
@@ -164,7 +165,11 @@ void measure(const T& value, const std::string& path, BatchSize& batch) {
         return;
       }
     }
-    not_a_list(path);
+    if constexpr (Dynamic<T>) {
+      batch.not_a_list(path, value.tagKind());
+    } else {
+      batch.not_a_list(path, c10::demangle_type<T>());
+    }
   }
   if constexpr (Nested<T>) {
     if (batch.rule.kind == InputRule::Kind::kSplit) {

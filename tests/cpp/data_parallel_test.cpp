@@ -358,6 +358,17 @@ TEST_CASE("a rule for an argument that is left out is for other calls",
                     std::get<0>(net(x, state)));
 }
 
+TEST_CASE("a name that is no device is refused with the option",
+          "[data_parallel][errors]") {
+  dp::DataParallelOptions options;
+  CHECK_THROWS_WITH(options.devices({"cpu", "gpu0"}),
+                    Contains("DataParallelOptions: devices[1] is \"gpu0\", "
+                             "expected a device, such as"));
+  CHECK_THROWS_WITH(options.output_device("gpu0"),
+                    Contains("output_device is \"gpu0\""));
+  CHECK(options.output_device("cpu").output_device() == torch::kCPU);
+}
+
 TEST_CASE("a device without values is refused", "[data_parallel][errors]") {
   auto net = test::make<Mlp>(torch::kCPU);
   const auto refused =

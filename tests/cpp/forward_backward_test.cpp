@@ -277,6 +277,53 @@ TEST_CASE("a graph that forward leaves behind is no loss in silence",
   LeavesBehindImpl::left.clear();
 }
 
+TEST_CASE("gradients flow through weights that the network computes",
+          "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  const int64_t samples = GENERATE(7, 1);
+  INFO(test::name(devices));
+  Setup s(devices, samples);
+  const auto confident = [](const torch::Tensor& y, const torch::Tensor& t) {
+    const auto weight = y.select(1, 0).sigmoid();
+    const auto each = F::cross_entropy(
+        y, t, F::CrossEntropyFuncOptions().reduction(torch::kNone));
+    return std::pair((weight * each).sum() / weight.sum(), weight.sum());
+  };
+  const auto expected = confident(s.single(s.x), s.y).first;
+  expected.backward();
+  SECTION("loss") {
+    const auto loss = s.model->loss(confident, s.x, s.y);
+    test::check_equal("loss", loss, expected);
+    loss.backward();
+  }
+  SECTION("forward_backward") {
+    const auto loss = s.model->forward_backward(confident, s.x, s.y);
+    test::check_equal("loss", loss, expected);
+    CHECK_FALSE(loss.requires_grad());
+  }
+  test::check_same_gradients(*s.net, *s.single);
+}
+
+TEST_CASE("a tensor that is input and target is one tensor in the loss",
+          "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Setup s(devices);
+  const auto penalty = [](const torch::Tensor& y, const torch::Tensor& x) {
+    const auto slope =
+        torch::autograd::grad({y.sum()}, {x}, /*grad_outputs=*/{},
+                              /*retain_graph=*/std::nullopt,
+                              /*create_graph=*/true)[0];
+    return slope.pow(2).sum(1).mean();
+  };
+  const auto x = s.x.clone().requires_grad_();
+  const auto single_x = s.x.clone().requires_grad_();
+  s.model->forward_backward(penalty, x, x);
+  penalty(s.single(single_x), single_x).backward();
+  test::check_same_gradients(*s.net, *s.single);
+  test::check_equal("input", x.grad(), single_x.grad());
+}
+
 TEST_CASE("a weight may be a number", "[loss]") {
   Setup s(test::cpu(3), 8);
   const auto halves = [](const torch::Tensor& output,
@@ -461,8 +508,30 @@ TEST_CASE("a replica whose loss has no graph adds nothing", "[loss]") {
                     Contains("does not require grad"));
 }
 
+TEST_CASE("one chunk's weight is checked as well", "[loss][errors]") {
+  Setup s(test::cpu(2), /*samples=*/1);
+  const auto negative = [](const torch::Tensor& y, const torch::Tensor&) {
+    return std::pair(y.mean(), -1.0);
+  };
+  CHECK_THROWS_WITH(s.model->forward_backward(negative, s.x, s.y),
+                    Contains("the weight -1 in replica 0"));
+  s.net->eval();
+  for (auto& parameter : s.net->parameters()) {
+    parameter.requires_grad_(false);
+  }
+  CHECK_THROWS_WITH(s.model->forward_backward(cross_entropy, s.x, s.y),
+                    Contains("the loss does not require grad"));
+}
+
 TEST_CASE("a loss that is no mean is refused", "[loss][errors]") {
   Setup s(test::cpu(2));
+  CHECK_THROWS_WITH(
+      s.model->loss(
+          [](const torch::Tensor& y, const torch::Tensor&) {
+            return torch::complex(y, y).mean();
+          },
+          s.x, s.y),
+      Contains("a ComplexDouble tensor") && Contains("floating-point scalar"));
   const auto count = [](const torch::Tensor& y, const torch::Tensor& t) {
     return y.argmax(1).eq(t).sum();
   };
@@ -478,16 +547,26 @@ TEST_CASE("a loss that is no mean is refused", "[loss][errors]") {
 
 TEST_CASE("a weight below 0, or in some replicas only, is refused",
           "[loss][errors]") {
-  Setup s(test::cpu(2));
+  const auto devices = GENERATE(test::cpu(2), test::sim(2));
+  Setup s(devices);
   const auto refused = [&](auto loss_fn, const char* message) {
     CHECK_THROWS_WITH(s.model->loss(loss_fn, s.x, s.y), Contains(message));
     CHECK_THROWS_WITH(s.model->forward_backward(loss_fn, s.x, s.y),
                       Contains(message));
     CHECK_FALSE(s.net->first->weight.grad().defined());
   };
-  refused([](const torch::Tensor& y,
-             const torch::Tensor&) { return std::pair(y.mean(), -1.0); },
-          "returned the weight -1, expected a number of 0 or more");
+  refused(
+      [](const torch::Tensor& y, const torch::Tensor&) {
+        return std::pair(y.mean(), -1.0);
+      },
+      "returned the weight -1 in replica 0, expected a number of 0 or more");
+  refused(
+      [](const torch::Tensor& y, const torch::Tensor&) {
+        return std::pair(
+            y.mean(), torch::full({}, dp::current_replica() == 0 ? 1.0 : -1.0,
+                                  y.options()));
+      },
+      "returned the weight -1 in replica 1, expected a number of 0 or more");
   refused(
       [](const torch::Tensor& y, const torch::Tensor&) {
         return std::pair(y.mean(), std::nan(""));

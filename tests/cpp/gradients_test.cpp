@@ -1,7 +1,9 @@
 #include <dataparallel/data_parallel.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/torch.h>
 
 #include <array>
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -289,6 +291,21 @@ TEST_CASE("on streams of the caller's own nothing races", "[gradients]") {
   step(1);
   step(2);
   synchronize();
+}
+
+TEST_CASE("anomaly mode looks for NaN in sums that are finished",
+          "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Pair<Mlp> p(devices);
+  const auto x = batch_on(p.device);
+  const torch::autograd::DetectAnomalyGuard anomaly;
+  p.model(x).pow(2).sum().backward();
+  p.single(x).pow(2).sum().backward();
+  test::check_same_gradients(*p.net, *p.single);
+  // And finds them where they are.
+  auto sum = (p.model(x) * std::nan("")).sum();
+  CHECK_THROWS_WITH(sum.backward(), Contains("returned nan values"));
 }
 
 TEST_CASE("a penalty on the weights themselves adds to what replicas give",

@@ -376,12 +376,51 @@ TEST_CASE("split_by_sample of what is no list is refused", "[scatter]") {
     return message_of<c10::TypeError>(
         [&] { scatter(value, test::cpu(2), by_sample); });
   };
-  const std::string expected = " is marked split_by_sample, but is no list";
-  CHECK(error(std::string("abc")) == "scatter: inputs" + expected);
-  CHECK(error(std::make_tuple(3)) == "scatter: inputs[0]" + expected);
-  CHECK(error(counted({3})) == "scatter: inputs" + expected);
-  CHECK(error(c10::IValue(3)) == "scatter: inputs" + expected);
-  CHECK(error(std::map<int, int>{}) == "scatter: inputs" + expected);
+  const auto expected = [](const std::string& path, const std::string& type) {
+    return "scatter: " + path + " is marked split_by_sample, but is of type " +
+           type + ", expected a list";
+  };
+  CHECK(error(3.5) == expected("inputs", "double"));
+  CHECK(error(std::make_tuple(3)) == expected("inputs[0]", "int"));
+  CHECK(error(counted({3})) == expected("inputs", "at::Tensor"));
+  CHECK(error(c10::IValue(3)) == expected("inputs", "Int"));
+  CHECK_THAT(error(std::string("abc")), Catch::Contains("basic_string"));
+  CHECK_THAT(error(std::map<int, int>{}), Catch::Contains("std::map<int"));
+}
+
+TEST_CASE("gradients of sparse parts are put together", "[scatter]") {
+  const Tensor dense = (counted({6, 4, 2}) + 1) *
+                       (torch::arange(24).reshape({6, 4, 1}) % 3 == 0);
+  const Tensor weights = counted({6, 4, 2}) + 1;
+  const auto gradient = [&](int64_t sparse_dim, const Devices& devices,
+                            int64_t dim, bool sparse_gradient) {
+    const Tensor batch = dense.to_sparse(sparse_dim).requires_grad_();
+    Tensor loss = torch::zeros({}, torch::kFloat64);
+    int64_t start = 0;
+    for (const Tensor& part :
+         scatter(batch, devices, ScatterOptions().dim(dim))) {
+      const Tensor weight = weights.narrow(dim, start, part.size(dim));
+      loss = loss + (sparse_gradient ? part.to_dense() * weight
+                                     : torch::mul(part, weight).to_dense())
+                        .pow(2)
+                        .sum();
+      start += part.size(dim);
+    }
+    loss.backward();
+    return batch.grad().to_dense();
+  };
+  for (const int64_t sparse_dim : {3, 2, 1}) {
+    for (const int64_t dim : {0, 1, 2}) {
+      for (const bool sparse_gradient : {true, false}) {
+        CAPTURE(sparse_dim, dim, sparse_gradient);
+        const Tensor expected = 2 * dense * weights.pow(2);
+        CHECK(same(gradient(sparse_dim, test::cpu(1), dim, sparse_gradient),
+                   expected));
+        CHECK(same(gradient(sparse_dim, test::cpu(2), dim, sparse_gradient),
+                   expected));
+      }
+    }
+  }
 }
 
 TEST_CASE("sizes that disagree are refused with both paths and sizes",
@@ -993,6 +1032,19 @@ TEST_CASE("objects are joined where all replicas return the same one",
   CHECK(gather(std::vector<IValue>{color("RED", 1), color("BLUE", 2)},
                torch::kCPU)
             .toListRef()[1] == color("BLUE", 2));
+}
+
+TEST_CASE("what is quantized by channel is not joined", "[gather]") {
+  const Tensor quantized =
+      torch::quantize_per_channel(torch::ones({2, 2}), torch::ones({2}),
+                                  torch::zeros({2}), /*axis=*/0, torch::kQInt8);
+  CHECK(gather_error(Tensors{quantized, quantized}) ==
+        "gather: result is quantized by channel, which cannot be joined");
+}
+
+TEST_CASE("a meta tensor is no batch", "[scatter]") {
+  CHECK(scatter_error(torch::empty({4}, torch::kMeta), test::cpu(2)) ==
+        "scatter: inputs is a meta tensor, expected one that holds values");
 }
 
 TEST_CASE("no values at all are refused", "[gather]") {
