@@ -41,7 +41,9 @@ at::Device check_device(const std::string& function,
   TORCH_CHECK_VALUE(!device.is_meta(), function, ": ", argument,
                     " is meta, expected a device whose tensors hold values");
   const int64_t count = device_count(device.type());
-  TORCH_CHECK_VALUE(device.has_index() ? device.index() < count : count > 0,
+  TORCH_CHECK_VALUE(device.has_index()
+                        ? device.index() >= 0 && device.index() < count
+                        : count > 0,
                     function, ": ", argument, " is ", device, ", but there ",
                     count == 1 ? "is " : "are ", count == 0 ? "no" : "",
                     count == 0 ? "" : std::to_string(count), " ",

@@ -3,15 +3,44 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dataparallel/devices.h>
 
+#include <charconv>
+#include <limits>
+
 #include "checkpoint/problem.h"
 
 namespace dataparallel {
+namespace {
+
+constexpr int kMostIndex = std::numeric_limits<c10::DeviceIndex>::max();
+
+at::Device to_device(const std::string& argument, const std::string& text) {
+  const auto device = checkpoint::parse_device(text);
+  TORCH_CHECK_VALUE(device.has_value(), "LoadOptions: ", argument, " is \"",
+                    text, "\", expected a device as \"cpu\" or \"cuda:1\", ",
+                    "its index ", kMostIndex, " at most");
+  return *device;
+}
+
+/// "cuda:256" is the tag of no storage; "warp:1" may be, elsewhere.
+bool can_be_tag(const std::string& tag) {
+  return checkpoint::parse_device(tag).has_value() ||
+         !checkpoint::parse_device(tag.substr(0, tag.find(':'))).has_value();
+}
+
+}  // namespace
+
+LoadOptions& LoadOptions::map_all_to(const std::string& device) {
+  return map_location(to_device("map_location", device));
+}
 
 LoadOptions& LoadOptions::map_location(
     const std::map<std::string, std::string>& devices) {
   std::map<std::string, at::Device> targets;
   for (const auto& [tag, device] : devices) {
-    targets.emplace(tag, at::Device(device));
+    TORCH_CHECK_VALUE(can_be_tag(tag), "LoadOptions: map_location has the tag ",
+                      "\"", tag, "\", expected one as \"cpu\" or \"cuda:1\", ",
+                      "its index ", kMostIndex, " at most");
+    targets.emplace(tag, to_device("map_location[\"" + tag + "\"]", device));
   }
   return map_location(LocationFunction(
       [targets](const std::string& tag) -> std::optional<at::Device> {
@@ -27,6 +56,23 @@ LoadOptions& LoadOptions::map_location(LocationFunction function) {
 }
 
 namespace checkpoint {
+
+std::optional<at::Device> parse_device(const std::string& text) {
+  if (const size_t colon = text.find(':'); colon != std::string::npos) {
+    int index = 0;
+    const char* end = text.data() + text.size();
+    const auto parsed = std::from_chars(text.data() + colon + 1, end, index);
+    if (parsed.ec != std::errc() || parsed.ptr != end || index > kMostIndex) {
+      return std::nullopt;
+    }
+  }
+  try {
+    return at::Device(text);
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
+
 namespace {
 
 /// "cpu, cuda:0, cuda:1"
@@ -46,14 +92,6 @@ std::string devices_here() {
   return text;
 }
 
-std::optional<at::Device> parse(const std::string& tag) {
-  try {
-    return at::Device(tag);
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  }
-}
-
 bool is_there(at::Device device) {
   if (device.is_cpu() || device.is_meta()) {
     return true;
@@ -62,7 +100,8 @@ bool is_there(at::Device device) {
     return false;
   }
   const int count = c10::impl::getDeviceGuardImpl(device.type())->deviceCount();
-  return device.has_index() ? device.index() < count : count > 0;
+  return device.has_index() ? device.index() >= 0 && device.index() < count
+                            : count > 0;
 }
 
 }  // namespace
@@ -80,7 +119,7 @@ at::Device Locations::device(const std::string& tag) {
 at::Device Locations::find(const std::string& tag) const {
   const std::optional<at::Device> given =
       function_ ? function_(tag) : std::nullopt;
-  const std::optional<at::Device> device = given ? given : parse(tag);
+  const std::optional<at::Device> device = given ? given : parse_device(tag);
   if (!device || !is_there(*device)) {
     fail("a storage is tagged \"" + tag + "\"" +
          (given ? ", which map_location maps to " + given->str() : "") +

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "checkpoint/arguments.h"
+#include "checkpoint/locations.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/rebuild.h"
 #include "checkpoint/walk.h"
@@ -19,6 +20,18 @@ class EmptyTensor : public Opaque {
 c10::IValue name_of(const c10::IValue& callable) {
   const Reference* reference = as_reference(callable);
   return reference != nullptr ? reference->name : python_type_name(callable);
+}
+
+/// None: one that this torch lacks.
+std::optional<at::Device> device_of(c10::ArrayRef<c10::IValue> args) {
+  if (args.size() == 1 && args[0].isString()) {
+    return parse_device(args[0].toStringRef());
+  }
+  if (args.size() == 2 && args[0].isString() && args[1].isInt()) {
+    return parse_device(args[0].toStringRef() + ":" +
+                        std::to_string(args[1].toInt()));
+  }
+  return std::nullopt;
 }
 
 void add_attributes(const c10::IValue& mapping, const c10::IValue& state) {
@@ -100,15 +113,8 @@ c10::IValue Objects::call_known(Reference& function, Arguments args) {
     case Callable::kReconstructor:
       return reconstruct(args);
     case Callable::kDevice:
-      try {
-        if (args.size() == 1 && args[0].isString()) {
-          return at::Device(args[0].toStringRef());
-        }
-        if (args.size() == 2 && args[0].isString() && args[1].isInt()) {
-          return at::Device(args[0].toStringRef() + ":" +
-                            std::to_string(args[1].toInt()));
-        }
-      } catch (const c10::Error&) {  // of a kind that this torch lacks
+      if (const auto device = device_of(args)) {
+        return *device;
       }
       return opaque_call(function.name, args);
     case Callable::kGetLayout:

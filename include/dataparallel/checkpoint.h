@@ -61,21 +61,24 @@ class DATAPARALLEL_EXPORT LoadOptions {
       std::function<std::optional<at::Device>(const std::string& tag)>;
 
   /// All storages onto one device ("cuda" is the calling thread's current
-  /// one; "meta" makes tensors without memory). Throws `c10::Error` where the
-  /// text names no device.
+  /// one; "meta" makes tensors without memory). Throws `c10::ValueError` where
+  /// the text names no device. Give text, not `at::Device("cuda:256")`: torch
+  /// makes that cuda:0, since it keeps 8 bits of an index.
   template <class D>
   requires std::convertible_to<D, at::Device> ||
       std::convertible_to<D, std::string>
           LoadOptions& map_location(const D& device) {
-    if constexpr (std::convertible_to<D, at::Device>) {
+    if constexpr (std::convertible_to<D, std::string>) {
+      return map_all_to(device);
+    } else {
       const at::Device target = device;
       return map_location(
           LocationFunction([target](const std::string&) { return target; }));
-    } else {
-      return map_location(at::Device(std::string(device)));
     }
   }
-  /// Tag → device; tags that are not in the map keep their own device.
+  /// Tag → device; tags that are not in the map keep their own device. Throws
+  /// `c10::ValueError` where a device is none, and where a tag has an index
+  /// that no device can have ("cuda:-1").
   LoadOptions& map_location(const std::map<std::string, std::string>& devices);
   LoadOptions& map_location(LocationFunction function);
   const LocationFunction& map_location() const { return map_location_; }
@@ -97,6 +100,8 @@ class DATAPARALLEL_EXPORT LoadOptions {
   bool mmap() const { return mmap_; }
 
  private:
+  LoadOptions& map_all_to(const std::string& device);
+
   LocationFunction map_location_;
   bool mmap_ = true;
 };

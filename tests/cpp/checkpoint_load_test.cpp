@@ -195,12 +195,59 @@ TEST_CASE("a map_location that cannot be is an error",
              }),
              Catch::Contains("tagged \"cpu\", which map_location maps to "
                              "sim:99"));
-  CHECK_THROWS_AS(LoadOptions().map_location("warp:1"), c10::Error);
-  CHECK_THROWS_AS(LoadOptions().map_location({{"cpu", "warp:1"}}), c10::Error);
+  CHECK_THAT(message_of<CheckpointError>([] {
+               dataparallel::load(data("zip.pt"), LoadOptions().map_location(
+                                                      at::Device("cuda:999")));
+             }),
+             Catch::Contains("which map_location maps to cuda:-25"));
   const auto keeps = LoadOptions().map_location(
       [](const std::string&) { return std::optional<at::Device>(); });
   const auto value = dataparallel::load(data("zip.pt"), keeps);
   CHECK(tensor_at(value, {"model", "mean"}).is_cpu());
+}
+
+TEST_CASE("a text that names no device is an error, not another device",
+          "[checkpoint][map_location]") {
+  using Devices = std::map<std::string, std::string>;
+  const std::string text = GENERATE(
+      "warp:1", "cuda:256", "cuda:128", "cuda:-1", "cuda:", "cuda:01",
+      "cpu:256", "cuda:4294967296", "cuda:99999999999999999999", "cuda:1x", "");
+  const std::string expected =
+      "\"" + text + "\", expected a device as \"cpu\" or \"cuda:1\", ";
+  INFO(text);
+  CHECK_THAT(message_of<c10::ValueError>(
+                 [&] { LoadOptions().map_location(text.c_str()); }),
+             Catch::Contains("LoadOptions: map_location is " + expected));
+  CHECK_THAT(
+      message_of<c10::ValueError>([&] { LoadOptions().map_location(text); }),
+      Catch::Contains("map_location is " + expected));
+  CHECK_THAT(message_of<c10::ValueError>([&] {
+               LoadOptions().map_location(Devices{{"cuda:1", text}});
+             }),
+             Catch::Contains("map_location[\"cuda:1\"] is " + expected));
+  if (text.substr(0, 1) == "c") {
+    CHECK_THAT(message_of<c10::ValueError>([&] {
+                 LoadOptions().map_location(Devices{{text, "cpu"}});
+               }),
+               Catch::Contains("has the tag \"" + text + "\", expected one"));
+  }
+}
+
+TEST_CASE("a storage's tag that names no device is an error",
+          "[checkpoint][map_location]") {
+  dataparallel::simulated::start();
+  const std::string tag = GENERATE("sim:256", "sim:999", "sim:-1", "cpu:256");
+  INFO(tag);
+  const auto legacy = bytes_of(data("cuda7.pt"));
+  std::string file(legacy.begin(), legacy.end());
+  const size_t at = file.find("cuda:7");
+  file.replace(at, 6, tag);
+  file[at - 4] = static_cast<char>(tag.size());
+  CHECK_THAT(message_of<CheckpointError>(
+                 [&] { dataparallel::load(file.data(), file.size()); }),
+             Catch::Contains("tagged \"" + tag + "\", and that device is not"));
+  CHECK_NOTHROW(dataparallel::load(file.data(), file.size(),
+                                   LoadOptions().map_location("cpu")));
 }
 
 TEST_CASE("a file may be removed or replaced after loading",
