@@ -130,7 +130,8 @@ c10::IValue Objects::set_items(const c10::IValue& object, Arguments pairs) {
   for (size_t i = 0; i < pairs.size(); i += 2) {
     if (target.isGenericDict()) {
       if (can_be_key(pairs[i])) {
-        target.toGenericDict().insert_or_assign(pairs[i], pairs[i + 1]);
+        auto mapping = target.toGenericDict();
+        mapping.insert_or_assign(key_in(mapping, pairs[i]), pairs[i + 1]);
         heap_.note(target, pairs[i + 1]);
         continue;
       }
@@ -157,7 +158,15 @@ c10::IValue Objects::set_items(const c10::IValue& object, Arguments pairs) {
     if (opaque == nullptr || as_reference(target) != nullptr) {
       fail("items are set in a value of type " + python_type_name(target));
     }
-    opaque->items.emplace_back(pairs[i], pairs[i + 1]);
+    // What an unknown class does with a key twice, nobody knows.
+    const size_t at = is_known_class(opaque->class_name)
+                          ? positions_[opaque].find(opaque->items, pairs[i])
+                          : opaque->items.size();
+    if (at < opaque->items.size()) {
+      opaque->items[at].second = pairs[i + 1];
+    } else {
+      opaque->items.emplace_back(pairs[i], pairs[i + 1]);
+    }
     heap_.note(target);
   }
   return target;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/heap.h"
+#include "checkpoint/keys.h"
 #include "checkpoint/known.h"
 #include "checkpoint/storages.h"
 
@@ -62,6 +63,8 @@ class Objects {
 
   Heap& heap_;
   Storages* storages_;
+  /// Of the opaque mappings that are filled.
+  std::unordered_map<const Opaque*, KeyPositions> positions_;
   /// Python 2 strings that were no UTF-8: the text, and what they were.
   std::unordered_map<const void*, std::pair<c10::IValue, std::string>> latin1_;
 };

@@ -80,6 +80,38 @@ BY_HAND = {
 }
 
 
+ONE, TWO, NEGATIVE_ZERO, TWO_TO_64 = (
+    b"G" + struct.pack(">d", value) for value in (1.0, 2.0, -0.0, 2.0**64)
+)
+COMPLEX_ONE = b"c__builtin__\ncomplex\n" + ONE + b"K\x00\x86R"
+NAN = b"G" + struct.pack(">d", float("nan"))
+
+# Python's pickler never gives one key twice.
+EQUAL_KEYS = {
+    "a number and a truth": b"K\x01Va\n\x88Vb\n",
+    "a truth and numbers": b"\x88Va\nK\x01Vb\n" + ONE + b"Vc\n",
+    "numbers of all kinds": COMPLEX_ONE + b"Va\n\x88Vb\nK\x02Vc\n" + TWO + b"Vd\n",
+    "zeros": NEGATIVE_ZERO + b"Va\nK\x00Vb\n\x89Vc\n",
+    "numbers that no double is": b"L9223372036854775807L\nVa\n"
+    + (b"G" + struct.pack(">d", 2.0**63) + b"Vb\n"),
+    "texts": b"Vx\nVa\nVx\nVb\n",
+    "no numbers": NAN + b"Va\n" + NAN + b"Vb\n",
+    "none": b"NVa\nNVb\nK\x01Vc\n\x88Vd\nVx\nVe\nVx\nVf\n",
+    "tuples": b"K\x01Va\n)Vb\nK\x01K\x02\x86Vc\n\x88" + TWO + b"\x86Vd\n)Ve\n",
+    "tuples that differ": b"K\x01Vb\n\x86Va\nVb\nK\x01\x86Vb\nK\x01K\x01\x85\x86Vc\n",
+    "large numbers": b"L18446744073709551616L\nVa\n" + TWO_TO_64 + b"Vb\n",
+    "byte strings": b"C\x01xVa\nVx\nVb\nC\x01xVc\n",
+    "constants": b"ctorch\nint8\nVa\nctorch\nint8\nVb\nctorch\nint16\nVc\n",
+}
+
+
+@pytest.mark.parametrize("name", EQUAL_KEYS)
+@pytest.mark.parametrize("kind", [b"}", b"ccollections\nOrderedDict\n)R"])
+def test_a_key_given_twice_is_one_as_in_python(name, kind, tmp_path):
+    data = kind + b"(" + EQUAL_KEYS[name] + b"u."
+    load(checkpoint(tmp_path / "x.pt", data)).assert_equals(pickle.loads(data))
+
+
 @pytest.mark.parametrize("name", BY_HAND)
 def test_opcodes_put_together_by_hand(name, tmp_path):
     data = BY_HAND[name]
