@@ -31,6 +31,7 @@ struct ConvertArguments {
   std::optional<std::string> strip_prefix;
   std::optional<std::string> add_prefix;
   std::string dtype;
+  bool allow_overflow = false;
   bool copy_shared = false;
   bool json = false;
 };

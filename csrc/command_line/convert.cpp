@@ -51,7 +51,9 @@ StateDict change(StateDict dict, const ConvertArguments& arguments) {
   if (arguments.add_prefix.has_value()) {
     dict = add_prefix(dict, *arguments.add_prefix);
   }
-  return arguments.dtype.empty() ? dict : convert_dtype(dict, arguments.dtype);
+  return arguments.dtype.empty()
+             ? dict
+             : convert_dtype(dict, arguments.dtype, arguments.allow_overflow);
 }
 
 /// Errors of the library, with this program's names for its options.
@@ -143,6 +145,9 @@ int convert_file(const ConvertArguments& arguments) {
   if (arguments.copy_shared && !names_safetensors(arguments.output)) {
     throw UsageError("--copy-shared is for safetensors, but " +
                      arguments.output + " does not end with .safetensors");
+  }
+  if (arguments.allow_overflow && arguments.dtype.empty()) {
+    throw UsageError("--allow-overflow is for --dtype, which is not given");
   }
   const Metadata metadata = metadata_of(arguments.input);
   const c10::IValue value =

@@ -1,9 +1,14 @@
 #include "command_line/convert_dtype.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
+#include <limits>
 #include <map>
 #include <utility>
+
+#include "command_line/table.h"
+#include "detail/wording.h"
 
 namespace dataparallel::command_line {
 namespace {
@@ -68,6 +73,77 @@ class Converter {
   std::map<std::pair<const void*, at::ScalarType>, at::Tensor> storages_;
 };
 
+/// The elements that are numbers in memory; of a sparse tensor its values.
+at::Tensor values_of(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided  ? tensor.detach()
+         : tensor.layout() == at::kSparse ? tensor.detach()._values()
+                                          : tensor.detach().values();
+}
+
+double largest(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kHalf:
+      return std::numeric_limits<c10::Half>::max();
+    case at::kBFloat16:
+      return std::numeric_limits<c10::BFloat16>::max();
+    case at::kFloat8_e4m3fn:
+      return std::numeric_limits<c10::Float8_e4m3fn>::max();
+    case at::kFloat8_e5m2:
+      return std::numeric_limits<c10::Float8_e5m2>::max();
+    case at::kFloat:
+      return std::numeric_limits<float>::max();
+    default:
+      return std::numeric_limits<double>::max();
+  }
+}
+
+/// How many finite elements lie beyond the largest number of `dtype`: torch
+/// makes some of them inf, and cuts others off.
+int64_t count_overflows(const at::Tensor& tensor, at::ScalarType dtype) {
+  if (!tensor.is_floating_point() || tensor.is_meta() ||
+      tensor.scalar_type() == dtype) {
+    return 0;
+  }
+  // There are no comparisons of the smaller dtypes.
+  const at::Tensor values = values_of(tensor);
+  const at::Tensor sizes =
+      (values.scalar_type() == at::kDouble ? values : values.to(at::kFloat))
+          .abs();
+  return sizes.gt(largest(dtype))
+      .logical_and_(sizes.ne(std::numeric_limits<double>::infinity()))
+      .sum()
+      .item<int64_t>();
+}
+
+/// "'a' (2 of 6 values), 'b' (1 of 1 value)"
+class Overflows {
+ public:
+  void add(const std::string& name, const at::Tensor& tensor, int64_t count) {
+    if (count > 0 && ++tensors_ <= kMost) {
+      text_ += (text_.empty() ? "'" : ", '") + printable(name) + "' (" +
+               std::to_string(count) + " of " +
+               detail::count_text(
+                   static_cast<uint64_t>(values_of(tensor).numel()), "value") +
+               ")";
+    }
+  }
+
+  void check(const std::string& dtype) const {
+    TORCH_CHECK_VALUE(
+        tensors_ == 0, "convert: --dtype ", dtype, ": values beyond ",
+        fmt::format("{:.6g}", largest(dtypes().at(dtype))),
+        ", its largest, in ", text_,
+        tensors_ > kMost ? " and " + std::to_string(tensors_ - kMost) + " more"
+                         : "",
+        "; expected values that it can hold, or --allow-overflow");
+  }
+
+ private:
+  static constexpr size_t kMost = 20;
+  size_t tensors_ = 0;
+  std::string text_;
+};
+
 }  // namespace
 
 const std::vector<std::string>& convertible_dtypes() {
@@ -81,16 +157,23 @@ const std::vector<std::string>& convertible_dtypes() {
   return names;
 }
 
-StateDict convert_dtype(const StateDict& dict, const std::string& dtype) {
-  Converter convert(dtypes().at(dtype));
+StateDict convert_dtype(const StateDict& dict, const std::string& dtype,
+                        bool allow_overflow) {
+  const at::ScalarType target = dtypes().at(dtype);
+  Converter convert(target);
   StateDict converted;
+  Overflows overflows;
   for (const auto& [name, value] : dict) {
     if (!value.isTensor()) {
       converted.insert(name, value);
       continue;
     }
     try {
-      converted.insert(name, convert(value.toTensor()));
+      const at::Tensor result = convert(value.toTensor());
+      if (!allow_overflow) {
+        overflows.add(name, result, count_overflows(value.toTensor(), target));
+      }
+      converted.insert(name, result);
     } catch (const c10::Error& error) {
       TORCH_CHECK_VALUE(
           false, "convert: --dtype: '", name, "', of dtype ",
@@ -98,6 +181,7 @@ StateDict convert_dtype(const StateDict& dict, const std::string& dtype) {
           ", cannot become ", dtype, ": ", error.what_without_backtrace());
     }
   }
+  overflows.check(dtype);
   converted.set_metadata(dict.metadata());
   return converted;
 }

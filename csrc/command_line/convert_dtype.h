@@ -16,7 +16,10 @@ const std::vector<std::string>& convertible_dtypes();
 /// tensor, stay.
 ///
 /// Throws `c10::ValueError` with the name of a tensor that torch cannot
-/// convert.
-StateDict convert_dtype(const StateDict& dict, const std::string& dtype);
+/// convert, and unless `allow_overflow` with the names of those that have
+/// finite values beyond the largest of that dtype: they would become inf, or be
+/// cut off.
+StateDict convert_dtype(const StateDict& dict, const std::string& dtype,
+                        bool allow_overflow);
 
 }  // namespace dataparallel::command_line

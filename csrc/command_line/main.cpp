@@ -41,6 +41,8 @@ CLI::App* add_convert(CLI::App& app, ConvertArguments& arguments) {
       ->add_option("--dtype", arguments.dtype,
                    "Convert the floating-point tensors")
       ->check(CLI::IsMember(convertible_dtypes()));
+  command->add_flag("--allow-overflow", arguments.allow_overflow,
+                    "--dtype: write values beyond its largest as torch does");
   command->add_flag("--copy-shared", arguments.copy_shared,
                     "safetensors: write tensors that share memory as copies");
   command->add_flag("--json", arguments.json, "Print JSON");

@@ -32,20 +32,6 @@ class Strange:
     """Of a class that the library does not know."""
 
 
-@pytest.fixture
-def net():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-
-
-@pytest.fixture
-def wrapped(net, tmp_path):
-    path = tmp_path / "wrapped.pth"
-    state_dict = torch.nn.DataParallel(net).state_dict()
-    torch.save({"epoch": 3, "model": {"net": state_dict}}, path)
-    return path
-
-
 def write_safetensors(path, floats, metadata):
     header, data = {"__metadata__": metadata}, b""
     for name, values in floats.items():
@@ -79,6 +65,7 @@ def test_help_and_version_succeed():
         (["diff", "a"], "b is required"),
         (["inspect", "a", "--bogus"], "not expected: --bogus"),
         (["convert", "a", "b.pt", "--copy-shared"], "b.pt does not end with"),
+        (["convert", "a", "b.pt", "--allow-overflow"], "--dtype, which is not"),
     ],
 )
 def test_wrong_arguments_are_one_sentence_and_code_2(arguments, sentence):
@@ -251,6 +238,49 @@ def test_convert_names_a_tensor_that_cannot_be_converted(tmp_path):
     error = run("convert", path, out, "--dtype", "float32", code=3)
     assert "'odd', of dtype float4_e2m1fn_x2, cannot become float32" in error
     assert not out.exists()
+
+
+FLOATS = {
+    "inf": torch.tensor([float("inf"), 1.0]),
+    "nan": torch.tensor([float("nan"), 1e5]),
+    "many": torch.tensor([[1e5, -1e5], [65504.0, 1.0]]),
+    "one": torch.tensor([1e39], dtype=torch.float64),
+    "sparse": torch.diag(torch.tensor([1e5, 1.0])).to_sparse(),
+    "whole": torch.tensor([2**40]),
+}
+
+
+def test_convert_refuses_values_that_the_dtype_cannot_hold(tmp_path):
+    path, out = tmp_path / "a.pt", tmp_path / "out.pt"
+    torch.save(FLOATS, path)
+    error = run("convert", path, out, "--dtype", "float16", code=3)
+    assert "--dtype float16: values beyond 65504, its largest, in 'nan' " in error
+    assert "'many' (2 of 4 values), 'one' (1 of 1 value), 'sparse' (1 of " in error
+    assert error.endswith("expected values that it can hold, or --allow-overflow\n")
+    error = run("convert", path, out, "--dtype", "float32", code=3)
+    assert "in 'one' (1 of 1 value); expected" in error
+    error = run("convert", path, out, "--dtype", "float8_e4m3fn", code=3)
+    assert "'many' (3 of 4 values)" in error
+    assert not out.exists()
+    run("convert", path, out, "--dtype", "float64")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8_e5m2", "float8_e4m3fn"])
+def test_convert_writes_what_overflows_if_told(dtype, tmp_path):
+    path, out = tmp_path / "a.pt", tmp_path / "out.pt"
+    torch.save(FLOATS, path)
+    run("convert", path, out, "--dtype", dtype, "--allow-overflow")
+    result = torch.load(out, weights_only=False)
+    for name in ("inf", "nan", "many", "one"):
+        expected = FLOATS[name].to(getattr(torch, dtype)).double()
+        assert torch.equal(result[name].double().nan_to_num(7), expected.nan_to_num(7))
+    assert result["whole"].dtype == torch.int64
+
+
+def test_convert_does_not_look_at_values_that_no_tensor_has(tmp_path):
+    path, out = tmp_path / "a.pt", tmp_path / "out.pt"
+    torch.save({"view": torch.tensor([1e5, 1.0])[1:]}, path)
+    run("convert", path, out, "--dtype", "float16")
 
 
 def test_convert_writes_safetensors_and_reads_them(wrapped, net, tmp_path):

@@ -10,19 +10,6 @@ from programs import needs_dataparallel, run, run_json
 pytestmark = needs_dataparallel
 
 
-@pytest.fixture
-def net():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-
-
-@pytest.fixture
-def wrapped(net, tmp_path):
-    path = tmp_path / "wrapped.pth"
-    torch.save({"epoch": 3, "net": torch.nn.DataParallel(net).state_dict()}, path)
-    return path
-
-
 def test_diff_of_the_same_is_0_across_formats(wrapped, tmp_path):
     assert run("diff", wrapped, wrapped) == "the same, 8 values compared\n"
     legacy = tmp_path / "legacy.pt"

@@ -1,0 +1,19 @@
+"""What several of these files test with."""
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+
+
+@pytest.fixture
+def wrapped(net, tmp_path):
+    """The path of a nested checkpoint, whose names begin with `module.`."""
+    path = tmp_path / "wrapped.pth"
+    state_dict = torch.nn.DataParallel(net).state_dict()
+    torch.save({"epoch": 3, "model": {"net": state_dict}}, path)
+    return path
