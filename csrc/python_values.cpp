@@ -7,6 +7,7 @@
 #include "checkpoint/dropped.h"
 #include "checkpoint/known.h"
 #include "checkpoint/walk.h"
+#include "detail/wording.h"
 
 // Note [Mappings of other classes]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -222,10 +223,13 @@ at::Tensor tensor_at(const c10::IValue& value,
     path += step;
     current = *next;
   }
-  TORCH_CHECK_TYPE(current.isTensor(),
-                   "tensor_at: ", path.empty() ? "the value" : path, " is ",
-                   is_opaque(current) ? "an opaque object of class " : "a ",
-                   python_type_name(current), ", expected a tensor");
+  TORCH_CHECK_TYPE(
+      current.isTensor(), "tensor_at: ", path.empty() ? "the value" : path,
+      " is ",
+      is_opaque(current)
+          ? "an opaque object of class " + python_type_name(current)
+          : detail::with_article(python_type_name(current)),
+      ", expected a tensor");
   return current.toTensor();
 }
 

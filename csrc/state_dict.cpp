@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "detail/module_tree.h"
+#include "detail/wording.h"
 
 namespace dataparallel {
 namespace {
@@ -140,7 +141,7 @@ bool StateDict::contains(const std::string& name) const {
 at::Tensor StateDict::at(const std::string& name) const {
   const c10::IValue* value = find(name);
   TORCH_CHECK_INDEX(value != nullptr, "StateDict: there is no '", name,
-                    "' among the ", size(), " names");
+                    "' among the ", detail::count_text(size(), "name"));
   TORCH_CHECK_TYPE(value->isTensor(), "StateDict: '", name, "' is no tensor (",
                    value->tagKind(), ")");
   return value->toTensor();

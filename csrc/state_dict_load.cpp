@@ -13,6 +13,7 @@
 #include "detail/module_tree.h"
 #include "detail/tensor_fit.h"
 #include "detail/tensor_writer.h"
+#include "detail/wording.h"
 
 namespace dataparallel {
 namespace {
@@ -274,9 +275,10 @@ class Loader {
     const bool nothing =
         !options_.strict() && !names_.empty() && matches() == 0;
     if (nothing) {
-      texts.push_back(c10::str("None of the ", names_.size(),
-                               " keys of the model is among the ", keys_.size(),
-                               " of the state_dict."));
+      texts.push_back("None of the model's " +
+                      detail::count_text(names_.size(), "key") +
+                      " is among the state_dict's " +
+                      detail::count_text(keys_.size(), "key") + ".");
     }
     texts.insert(texts.end(), problems_.begin(), problems_.end());
     for (const auto& [one, other] : differing_) {
@@ -302,15 +304,17 @@ class Loader {
   std::string hint(const detail::CommonPrefix& prefix) const {
     return c10::str("With ", prefix.call(), " ",
                     prefix.matches == names_.size() ? "all " : "",
-                    prefix.matches, " of the model's ", names_.size(),
-                    " keys would be there.");
+                    prefix.matches, " of the model's ",
+                    detail::count_text(names_.size(), "key"),
+                    " would be there.");
   }
 
   void warn_of_prefix(const std::optional<detail::CommonPrefix>& prefix) const {
     if (!options_.strict() && prefix.has_value() &&
         2 * matches() < names_.size()) {
       TORCH_WARN("load_state_dict: only ", matches(), " of the model's ",
-                 names_.size(), " keys are in the state_dict. ", hint(*prefix));
+                 detail::count_text(names_.size(), "key"),
+                 " are in the state_dict. ", hint(*prefix));
     }
   }
 

@@ -2,6 +2,7 @@
 
 #include "checkpoint/known.h"
 #include "checkpoint/problem.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 void wrong(const char* what, const c10::IValue& value, const char* expected) {
@@ -76,8 +77,9 @@ at::ScalarType to_dtype(const c10::IValue& value) {
 
 void need(c10::ArrayRef<c10::IValue> args, size_t least, const char* what) {
   if (args.size() < least) {
-    fail(std::string(what) + " is described by " + std::to_string(args.size()) +
-         " arguments, expected " + std::to_string(least));
+    fail(std::string(what) + " is described by " +
+         detail::count_text(args.size(), "argument") + ", expected " +
+         std::to_string(least));
   }
 }
 

@@ -1,11 +1,11 @@
 #include <dataparallel/checkpoint.h>
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 #include <unordered_set>
 
 #include "checkpoint/walk.h"
+#include "detail/wording.h"
 
 namespace dataparallel {
 namespace {
@@ -104,7 +104,8 @@ std::string list_of(const std::vector<Candidate>& candidates) {
   constexpr size_t kMost = 20;
   std::string text;
   for (size_t i = 0; i < std::min(candidates.size(), kMost); ++i) {
-    text += (i == 0 ? "\"" : ", \"") + candidates[i].path + "\"";
+    text +=
+        (i == 0 ? "\"" : ", \"") + detail::shortened(candidates[i].path) + "\"";
   }
   return text + (candidates.size() > kMost ? ", ..." : "");
 }
@@ -117,7 +118,8 @@ std::string keys_of(const Mapping& mapping) {
     if (count++ == kMost) {
       return text + ", ...";
     }
-    text += (text.empty() ? "" : ", ") + checkpoint::key_text(item.key());
+    text += (text.empty() ? "" : ", ") +
+            detail::shortened(checkpoint::key_text(item.key()));
   }
   return text.empty() ? "none" : text;
 }
@@ -128,8 +130,10 @@ std::string opaque_in(const c10::IValue& value) {
   const auto entries = opaque_entries(value);
   std::string text;
   for (size_t i = 0; i < std::min(entries.size(), kMost); ++i) {
-    text += (i == 0 ? "; opaque objects: " : ", ") + entries[i].class_name +
-            (entries[i].path.empty() ? "" : " at " + entries[i].path);
+    text +=
+        (i == 0 ? "; opaque objects: " : ", ") + entries[i].class_name +
+        (entries[i].path.empty() ? ""
+                                 : " at " + detail::shortened(entries[i].path));
   }
   return text + (entries.size() > kMost ? ", ..." : "");
 }
@@ -140,8 +144,8 @@ Mapping at_key(const c10::IValue& value, const std::string& key) {
   std::string rest = key;
   while (!rest.empty()) {
     if (!current.isGenericDict()) {
-      throw CheckpointError("find_state_dict: key \"" + key +
-                            "\" leads into a " + python_type_name(current) +
+      throw CheckpointError("find_state_dict: key \"" + key + "\" leads into " +
+                            detail::with_article(python_type_name(current)) +
                             ", expected a mapping");
     }
     const Mapping mapping = current.toGenericDict();
@@ -158,8 +162,8 @@ Mapping at_key(const c10::IValue& value, const std::string& key) {
     rest = end == rest.size() ? "" : rest.substr(end + 1);
   }
   if (!current.isGenericDict() || !has_names_only(current.toGenericDict())) {
-    throw CheckpointError("find_state_dict: key \"" + key + "\" leads to a " +
-                          python_type_name(current) +
+    throw CheckpointError("find_state_dict: key \"" + key + "\" leads to " +
+                          detail::with_article(python_type_name(current)) +
                           ", expected a mapping from names to tensors");
   }
   return current.toGenericDict();
@@ -179,7 +183,8 @@ StateDict find_state_dict(const c10::IValue& value, const std::string& key) {
   }
   if (found.empty()) {
     throw CheckpointError(
-        "find_state_dict: the checkpoint, a " + python_type_name(value) +
+        "find_state_dict: the checkpoint, " +
+        detail::with_article(python_type_name(value)) +
         ", has no mapping from names to tensors" +
         (value.isGenericDict()
              ? " (its keys: " + keys_of(value.toGenericDict()) + ")"

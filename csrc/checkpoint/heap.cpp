@@ -8,6 +8,7 @@
 #include "checkpoint/problem.h"
 #include "checkpoint/storages.h"
 #include "checkpoint/walk.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 namespace {
@@ -38,19 +39,15 @@ struct Visit {
 };
 
 /// The path to `container`, which is one of those on the way; else to the
-/// child that is looked at. Not all of it where it is long.
+/// child that is looked at. Its two ends where it is long.
 std::string path_of(const std::vector<Visit>& visits,
                     const c10::IValue& container = {}) {
-  constexpr size_t kLongest = 400;
   std::string path;
   for (const Visit& visit : visits) {
     if (visit.container.is(container)) {
       break;
     }
-    path += step_text(visit.rest[visit.next - 1]);
-    if (path.size() > kLongest) {
-      return path.substr(0, kLongest) + "...";
-    }
+    path = detail::shortened(path + step_text(visit.rest[visit.next - 1]));
   }
   return path;
 }

@@ -4,6 +4,7 @@
 #include "checkpoint/arguments.h"
 #include "checkpoint/pickle.h"
 #include "checkpoint/problem.h"
+#include "detail/wording.h"
 
 // The format of torch.save before 1.6: pickles one after another (a magic
 // number, a version, some facts of the machine, the value, the keys of the
@@ -44,8 +45,8 @@ Claims read_claims(Source& source, Cursor& cursor) {
       [&](const StorageClaim& claim) {
         if (claim.nbytes > left) {
           fail("storage \"" + claim.key + "\" is said to have " +
-               std::to_string(claim.nbytes) +
-               " bytes, more than are in the file");
+               detail::count_text(claim.nbytes, "byte") +
+               ", more than are in the file");
         }
         left -= claim.nbytes;
         claims.emplace(claim.key, claim);
@@ -75,15 +76,16 @@ Places find_places(const Claims& claims, Cursor& cursor) {
     const uint64_t item =
         c10::elementSize(claim->second.dtype.value_or(at::kByte));
     if (count != claim->second.nbytes / item) {
-      fail_at(at, "storage \"" + key + "\" has " + std::to_string(count) +
-                      " elements, but is said to have " +
+      fail_at(at, "storage \"" + key + "\" has " +
+                      detail::count_text(count, "element") +
+                      ", but is said to have " +
                       std::to_string(claim->second.nbytes / item));
     }
     const StoredBytes bytes{cursor.offset(), claim->second.nbytes};
     if (bytes.nbytes > cursor.remaining()) {
       fail_at(at, "ends early: storage \"" + key + "\" has " +
-                      std::to_string(bytes.nbytes) + " bytes, " +
-                      std::to_string(cursor.remaining()) + " are left");
+                      detail::count_text(bytes.nbytes, "byte") + ", " +
+                      std::to_string(cursor.remaining()) + " left");
     }
     cursor.skip(bytes.nbytes);
     if (!places.emplace(key, bytes).second) {

@@ -6,6 +6,7 @@
 #include "checkpoint/foreign.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/source.h"
+#include "detail/wording.h"
 
 namespace dataparallel {
 namespace checkpoint {
@@ -43,7 +44,9 @@ namespace {
 std::string message_of(const std::string& function, const std::string& file,
                        const checkpoint::Problem& problem) {
   std::string text = function + ": " + (file.empty() ? "the checkpoint" : file);
-  const std::string what = problem.what();
+  // Names in a file may be as long as it is.
+  constexpr size_t kLongestSentence = 1000;
+  const std::string what = detail::shortened(problem.what(), kLongestSentence);
   // Some say what the file is, others what is wrong in it.
   bool is_sentence = false;
   for (const char* verb : {"is ", "has ", "ends ", "cannot ", "contains "}) {
@@ -51,7 +54,7 @@ std::string message_of(const std::string& function, const std::string& file,
   }
   text += (is_sentence ? " " : ": ") + what;
   if (!problem.key.empty()) {
-    text += ", at " + problem.key;
+    text += ", at " + detail::shortened(problem.key);
   }
   if (problem.offset) {
     text += ", byte " + std::to_string(*problem.offset);
@@ -71,7 +74,7 @@ checkpoint::Contents read(const std::string& function, const std::string& file,
     return checkpoint::read_contents(*source, locations);
   } catch (const checkpoint::Problem& problem) {
     throw CheckpointError(message_of(function, file, problem), file,
-                          problem.key, problem.offset);
+                          detail::shortened(problem.key), problem.offset);
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::Error& error) {

@@ -11,6 +11,7 @@
 #include "checkpoint/known.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/storages.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 
@@ -52,8 +53,8 @@ at::Tensor numpy_array(const NumpyType& type, const std::vector<int64_t>& shape,
                                 nbytes, static_cast<uint64_t>(size), &nbytes);
   }
   if (overflow || nbytes != bytes.size()) {
-    fail("a NumPy array has " + std::to_string(bytes.size()) +
-         " bytes, which is not what its shape needs");
+    fail("a NumPy array has " + detail::count_text(bytes.size(), "byte") +
+         ", which is not what its shape needs");
   }
   std::vector<int64_t> sizes = shape;
   if (fortran) {

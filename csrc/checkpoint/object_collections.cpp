@@ -4,6 +4,7 @@
 #include "checkpoint/containers.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/walk.h"
+#include "detail/wording.h"
 
 // The part of Objects that makes and fills lists, sets and mappings.
 
@@ -65,8 +66,9 @@ c10::IValue Objects::call_mapping(const Reference& type, Arguments args) {
          to_elements(args[0], "a dictionary's items")) {
       const Arguments parts = to_elements(pair, "a dictionary's item");
       if (parts.size() != 2) {
-        fail("a dictionary's item has " + std::to_string(parts.size()) +
-             " parts, expected key and value");
+        fail("a dictionary's item has " +
+             detail::count_text(parts.size(), "part") +
+             ", expected key and value");
       }
       pairs.push_back(parts[0]);
       pairs.push_back(parts[1]);

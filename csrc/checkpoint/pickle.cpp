@@ -8,6 +8,7 @@
 #include "checkpoint/problem.h"
 #include "checkpoint/text.h"
 #include "checkpoint/walk.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 namespace {
@@ -411,9 +412,10 @@ std::string PickleMachine::path() const {
     if (stack_[begin - 1].isGenericDict()) {
       // The last of an odd number, or what is being made follows its key.
       const size_t key = begin + (end - begin - 1) / 2 * 2;
-      path += "[" + key_text(stack_[key]) + "]";
+      path = detail::shortened(path + "[" + key_text(stack_[key]) + "]");
     } else if (stack_[begin - 1].isList()) {
-      path += "[" + std::to_string(end - begin - 1) + "]";
+      path =
+          detail::shortened(path + "[" + std::to_string(end - begin - 1) + "]");
     }
   }
   return path;

@@ -3,10 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <bit>
-#include <sstream>
 
 #include "checkpoint/opcode.h"
 #include "checkpoint/text.h"
+#include "checkpoint/walk.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 namespace {
@@ -67,7 +68,8 @@ void PickleWriter::save(const c10::IValue& value) {
   } else if (is_opaque(value)) {
     save_opaque(value);
   } else {
-    TORCH_CHECK_TYPE(false, "save: ", path(), " is a ", value.tagKind(),
+    TORCH_CHECK_TYPE(false, "save: ", path(), " is ",
+                     detail::with_article(value.tagKind()),
                      ", which has no form in Python");
   }
 }
@@ -328,19 +330,14 @@ std::string PickleWriter::path() const {
   if (steps_.empty()) {
     return "the root";
   }
-  std::ostringstream text;
+  std::string path;
   for (const Step& step : steps_) {
-    if (step.key == nullptr) {
-      text << "[" << step.index << "]";
-    } else if (step.key->isString()) {
-      text << "['" << step.key->toStringRef() << "']";
-    } else if (step.key->isTensor() || is_opaque(*step.key)) {
-      text << "[...]";
-    } else {
-      text << "[" << *step.key << "]";
-    }
+    path = detail::shortened(path + "[" +
+                             (step.key == nullptr ? std::to_string(step.index)
+                                                  : key_text(*step.key)) +
+                             "]");
   }
-  return text.str();
+  return path;
 }
 
 }  // namespace dataparallel::checkpoint

@@ -10,6 +10,7 @@
 #include "checkpoint/known.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/view.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 namespace {
@@ -58,7 +59,9 @@ at::QuantizerPtr make_quantizer(at::ScalarType dtype, at::Device device,
         tensor.size(0) != sizes[static_cast<size_t>(axis)] ||
         tensor.device() != device) {
       fail(std::string(what) + " are not one for each of the " +
-           std::to_string(sizes[static_cast<size_t>(axis)]) + " channels");
+           detail::count_text(
+               static_cast<uint64_t>(sizes[static_cast<size_t>(axis)]),
+               "channel"));
     }
     return tensor;
   };

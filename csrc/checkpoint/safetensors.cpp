@@ -5,6 +5,7 @@
 #include "checkpoint/problem.h"
 #include "checkpoint/safetensors_header.h"
 #include "checkpoint/view.h"
+#include "detail/wording.h"
 
 // The format: the header's length in 8 bytes, the header (JSON, padded with
 // spaces), then the tensors' bytes, little-endian, one after another.
@@ -62,20 +63,21 @@ void check_layout(const SafetensorsHeader& header, uint64_t start,
     if (entry->end < entry->begin || entry->end > available) {
       bad("data_offsets [" + std::to_string(entry->begin) + ", " +
           std::to_string(entry->end) + "] lie outside the file's " +
-          std::to_string(available) + " bytes of tensors");
+          detail::count_text(available, "byte") + " of tensors");
     }
     if (entry->begin < next) {
       bad("data_offsets lie over another tensor's");
     }
     if (entry->begin > next) {
-      bad("data_offsets leave out " + std::to_string(entry->begin - next) +
-          " bytes before them");
+      bad("data_offsets leave out " +
+          detail::count_text(entry->begin - next, "byte") + " before them");
     }
     next = entry->end;
   }
   if (next != available) {
-    fail_at(start + next, "has " + std::to_string(available - next) +
-                              " bytes behind its last tensor");
+    fail_at(start + next, "has " +
+                              detail::count_text(available - next, "byte") +
+                              " behind its last tensor");
   }
 }
 
@@ -102,8 +104,9 @@ ViewOptions view_of_entry(const SafetensorsEntry& entry) {
     overflow |= __builtin_mul_overflow(nbytes, view.sizes[i], &nbytes);
   }
   if (overflow || static_cast<uint64_t>(nbytes) != entry.end - entry.begin) {
-    fail("data_offsets span " + std::to_string(entry.end - entry.begin) +
-         " bytes, which is not what dtype and shape need");
+    fail("data_offsets span " +
+         detail::count_text(entry.end - entry.begin, "byte") +
+         ", which is not what dtype and shape need");
   }
   return view;
 }
@@ -134,7 +137,7 @@ Contents read_safetensors(Source& source, Locations& locations) {
   if (length > cursor.remaining()) {
     fail_at(0, "ends early: the safetensors header has " +
                    std::to_string(length) + " bytes, " +
-                   std::to_string(cursor.remaining()) + " are there");
+                   std::to_string(cursor.remaining()) + " left");
   }
   std::string json(length, '\0');
   source.read(kLengthBytes, length, json.data());

@@ -36,7 +36,10 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   bool number_integer(number_integer_t) override {
     return is_skipped() || unexpected("a negative number");
   }
-  bool number_float(number_float_t, const string_t&) override {
+  bool number_float(number_float_t, const string_t& text) override {
+    if (!is_skipped() && text.find_first_of(".eE") == text.npos) {
+      too_large(text);  // beyond 64 bits
+    }
     return is_skipped() || unexpected("a number with a fraction");
   }
   bool binary(binary_t&) override { return unexpected("bytes"); }
@@ -49,9 +52,8 @@ class HeaderReader : public nlohmann::json_sax<Json> {
       return unexpected("a number");
     }
     constexpr uint64_t kMost = uint64_t{1} << 62;
-    if (value > kMost) {
-      fail("the safetensors header has the number " + std::to_string(value) +
-           ", which is too large");
+    if (value > kMost && field_ == "shape") {
+      too_large(std::to_string(value));
     }
     numbers_.push_back(value);
     return true;
@@ -174,6 +176,11 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   [[noreturn]] bool unexpected(const char* what) const {
     fail("the safetensors header has " + std::string(what) + " at \"" +
          (field_.empty() ? name_ : field_) + "\", where it can have none");
+  }
+
+  [[noreturn]] void too_large(const std::string& number) const {
+    fail("the safetensors header has the number " + number + " in " + field_ +
+         " of \"" + name_ + "\", which is too large");
   }
 
   SafetensorsHeader header_;

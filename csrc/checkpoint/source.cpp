@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "checkpoint/problem.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 namespace {
@@ -270,9 +271,8 @@ const unsigned char* Cursor::refill(uint64_t count) {
 
 const unsigned char* Cursor::take(uint64_t count) {
   if (count > remaining()) {
-    fail_at(offset_, "ends early: " + std::to_string(count) +
-                         " bytes expected, " + std::to_string(remaining()) +
-                         " left");
+    fail_at(offset_, "ends early: " + detail::count_text(count, "byte") +
+                         " expected, " + std::to_string(remaining()) + " left");
   }
   const unsigned char* bytes =
       offset_ >= start_ && offset_ - start_ + count <= length_

@@ -7,6 +7,7 @@
 #include "checkpoint/known.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/view.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 namespace {
@@ -68,7 +69,7 @@ c10::intrusive_ptr<StorageRef> Storages::get(const StorageClaim& claim) {
   result->nbytes = claim.nbytes;
   if (claim.nbytes > result->storage.nbytes()) {
     fail("storage \"" + claim.key + "\" is said to have " +
-         std::to_string(claim.nbytes) + " bytes, but has " +
+         detail::count_text(claim.nbytes, "byte") + ", but has " +
          std::to_string(result->storage.nbytes()));
   }
   return result;

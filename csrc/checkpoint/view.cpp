@@ -6,6 +6,7 @@
 
 #include "checkpoint/known.h"
 #include "checkpoint/problem.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 namespace {
@@ -65,8 +66,8 @@ void check_view(const ViewOptions& view, uint64_t available) {
   const uint64_t needed =
       is_empty ? 0 : bytes_of(static_cast<uint64_t>(last) + 1, view.dtype);
   if (needed > available) {
-    bad("needs " + std::to_string(needed) +
-        " bytes of its storage, which has " + std::to_string(available));
+    bad("needs " + detail::count_text(needed, "byte") +
+        " of its storage, which has " + std::to_string(available));
   }
 }
 

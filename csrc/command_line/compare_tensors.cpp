@@ -48,7 +48,8 @@ at::ScalarType bits_dtype(size_t bytes) {
 /// The elements of which several share a byte, one a byte.
 at::Tensor unpacked(const at::Tensor& tensor, int64_t per_byte) {
   TORCH_CHECK(tensor.is_contiguous() && tensor.storage_offset() == 0,
-              "a view of a ", tensor.scalar_type(), " tensor");
+              "a view of a tensor of dtype ",
+              c10::getDtypeNames(tensor.scalar_type()).first);
   const int64_t bits = 8 / per_byte;
   const int64_t bytes = (tensor.numel() + per_byte - 1) / per_byte;
   at::Tensor packed = at::empty({0}, at::kByte);

@@ -11,6 +11,7 @@
 #include "command_line/output.h"
 #include "command_line/progress.h"
 #include "command_line/table.h"
+#include "detail/wording.h"
 
 namespace dataparallel::command_line {
 namespace {
@@ -20,7 +21,7 @@ using Json = nlohmann::ordered_json;
 /// "2 of 3 elements differ, by 0.5 at most".
 std::string elements_text(const TensorDifference& tensor) {
   std::string text = fmt::format("{} of {} differ{}", tensor.different,
-                                 count_text(tensor.elements, "element"),
+                                 detail::count_text(tensor.elements, "element"),
                                  tensor.different == 1 ? "s" : "");
   if (tensor.most.has_value()) {
     text += fmt::format(", by {:.3g} at most", *tensor.most);
@@ -75,7 +76,7 @@ void print_json(const std::vector<Difference>& differences) {
 void print_table(const std::vector<Difference>& differences,
                  uint64_t compared) {
   if (differences.empty()) {
-    print("the same, " + count_text(compared, "value") + " compared\n");
+    print("the same, " + detail::count_text(compared, "value") + " compared\n");
     return;
   }
   const auto cell = [](const std::string& text) {
@@ -90,7 +91,7 @@ void print_table(const std::vector<Difference>& differences,
                difference_text(difference)});
   }
   table.print();
-  print("\n" + count_text(differences.size(), "difference") + "\n");
+  print("\n" + detail::count_text(differences.size(), "difference") + "\n");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "command_line/commands.h"
 #include "command_line/output.h"
 #include "command_line/table.h"
+#include "detail/wording.h"
 
 namespace dataparallel::command_line {
 namespace {
@@ -58,7 +59,7 @@ void print_table(const CheckpointInfo& info) {
     print("\n");
   }
   print(fmt::format("{}, {}, {}\n", info.kind,
-                    count_text(info.tensors.size(), "tensor"),
+                    detail::count_text(info.tensors.size(), "tensor"),
                     size_text(bytes)));
   for (const auto& [name, value] : info.metadata) {
     print(printable("metadata " + name + ": " + value) + "\n");

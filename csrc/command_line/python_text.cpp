@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "command_line/table.h"
+#include "detail/wording.h"
 
 namespace dataparallel::command_line {
 namespace {
@@ -131,8 +132,10 @@ std::string tensor_text(const at::Tensor& tensor) {
   }
   std::string text(c10::getDtypeNames(tensor.scalar_type()).first);
   if (tensor.is_nested()) {
-    text += " nested, " + std::to_string(tensor._nested_tensor_size().size(0)) +
-            " parts";
+    text += " nested, " +
+            detail::count_text(
+                static_cast<uint64_t>(tensor._nested_tensor_size().size(0)),
+                "part");
   } else {
     text += " " + shape_text(tensor.sizes().vec());
   }

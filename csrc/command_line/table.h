@@ -34,7 +34,4 @@ std::string size_text(int64_t bytes);
 /// `[2, 3]`.
 std::string shape_text(const std::vector<int64_t>& shape);
 
-/// `3 tensors`, `1 tensor`.
-std::string count_text(size_t count, const std::string& what);
-
 }  // namespace dataparallel::command_line

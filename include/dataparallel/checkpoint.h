@@ -33,6 +33,7 @@ class DATAPARALLEL_EXPORT CheckpointError : public c10::Error {
   /// The path as given; "" for a stream and for bytes.
   const std::string& file() const { return file_; }
   /// As in Python: `['state_dict']['layer.weight']`; "" where it is not known.
+  /// One of more than 400 bytes is given by its two ends, with "..." between.
   const std::string& key() const { return key_; }
   /// Counted from the file's first byte.
   std::optional<uint64_t> offset() const { return offset_; }

@@ -102,6 +102,7 @@ HOSTILE(pickle_deep, "nested deeper than 1000 levels")
 HOSTILE(pickle_far_memo, "did not give, number 2147483646")
 HOSTILE(pickle_frame, "longer than what is left")
 HOSTILE(pickle_long_bytes, "ends early: 9223372036854775807 bytes expected")
+HOSTILE(pickle_long_path, "takes more values than there are, at ['x']['x']")
 HOSTILE(pickle_long_text, "ends early: 4294967295 bytes")
 HOSTILE(pickle_memo, "did not give, number 7")
 HOSTILE(pickle_module_in_itself, "the module \"up.\" contains itself")
@@ -127,7 +128,16 @@ HOSTILE(safetensors_deep, "beyond the deepest level at \"a\"")
 HOSTILE(safetensors_dtype, "\"F5\", which torch does not have, at ['a']")
 HOSTILE(safetensors_fraction, "a number with a fraction")
 HOSTILE(safetensors_gap, "leave out 4 bytes")
-HOSTILE(safetensors_length, "header has 67108864 bytes, 2 are there")
+HOSTILE(
+    safetensors_huge_number,
+    "the number 18446744073709551616 in data_offsets of \"a\", which is too")
+HOSTILE(safetensors_huge_offset,
+        "[0, 4611686018427387904] lie outside the file's 4 bytes of tensors")
+HOSTILE(safetensors_huge_shape,
+        "the number 9223372036854775808 in shape of \"a\", which is too large")
+HOSTILE(safetensors_largest_offset,
+        "[0, 18446744073709551615] lie outside the file's 4 bytes of tensors")
+HOSTILE(safetensors_length, "header has 67108864 bytes, 2 left")
 HOSTILE(safetensors_metadata_twice, "has \"__metadata__\" twice")
 HOSTILE(safetensors_missing, "lacks dtype, shape or data_offsets of \"a\"")
 HOSTILE(safetensors_negative, "a negative number at \"shape\"")
@@ -135,7 +145,7 @@ HOSTILE(safetensors_no_json, "is no JSON")
 HOSTILE(safetensors_outside, "[0, 4] lie outside the file's 3 bytes")
 HOSTILE(safetensors_overflow, "not what dtype and shape need")
 HOSTILE(safetensors_overlap, "lie over another tensor's, at ['b']")
-HOSTILE(safetensors_rest, "1 bytes behind its last tensor")
+HOSTILE(safetensors_rest, "1 byte behind its last tensor")
 HOSTILE(safetensors_reversed, "[4, 0] lie outside")
 HOSTILE(safetensors_shape,
         "span 4 bytes, which is not what dtype and shape need")
@@ -203,6 +213,21 @@ TEST_CASE("a folder and a missing file are refused", "[checkpoint][hostile]") {
              Catch::Contains("is a directory, expected a file"));
   CHECK_THAT(error_of([] { dataparallel::load(path_of("not there")); }),
              Catch::Contains("cannot be opened: No such file"));
+}
+
+TEST_CASE("the path in an error is given by its ends where it is long",
+          "[checkpoint][hostile]") {
+  try {
+    dataparallel::load(path_of("hostile/pickle_long_path"));
+    FAIL("loaded");
+  } catch (const CheckpointError& error) {
+    CHECK(error.key().size() <= 400);
+    CHECK_THAT(error.key(), Catch::StartsWith("['x']['x']"));
+    CHECK_THAT(error.key(), Catch::Contains("..."));
+    CHECK_THAT(error.key(), Catch::EndsWith("['é']['last']"));
+    CHECK_THAT(std::string(error.what_without_backtrace()),
+               Catch::Contains(", at " + error.key() + ", byte "));
+  }
 }
 
 TEST_CASE("a file cut off anywhere is an error", "[checkpoint][hostile]") {

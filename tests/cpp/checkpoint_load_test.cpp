@@ -483,7 +483,7 @@ TEST_CASE("find_state_dict takes the one there is, or asks",
     CHECK_THAT(message_of<CheckpointError>([&] { find_state_dict(root); }),
                Catch::Contains("its keys: 'epoch'"));
     CHECK_THAT(message_of<CheckpointError>([&] { find_state_dict(3); }),
-               Catch::Contains("a int"));
+               Catch::Contains("the checkpoint, an int, has no mapping"));
     auto mixed = state(11);
     mixed.insert("layer",
                  dataparallel::from_opaque(

@@ -524,9 +524,10 @@ TEST_CASE("not strict, a dictionary that matches nowhere is refused",
           "[state_dict]") {
   test::Mlp net;
   const auto loose = LoadStateDictOptions().strict(false);
-  CHECK(contains(refusal(*net, {{"x", torch::ones({1})}}, loose),
-                 "None of the 4 keys of the model is among the 1 of the"));
-  CHECK(contains(refusal(*net, {}, loose), "among the 0 of the"));
+  CHECK(
+      contains(refusal(*net, {{"x", torch::ones({1})}}, loose),
+               "None of the model's 4 keys is among the state_dict's 1 key."));
+  CHECK(contains(refusal(*net, {}, loose), "among the state_dict's 0 keys."));
   const StateDict wrapped =
       dp::add_prefix(copy_of(dp::state_dict(test::Mlp())));
   CHECK(contains(refusal(*net, wrapped, loose),

@@ -331,6 +331,8 @@ def files():
     yield "pickle_text", checkpoint(b"X\x02\x00\x00\x00\xc3\x28")
     yield "pickle_long_text", checkpoint(b"X\xff\xff\xff\xff")
     yield "pickle_long_bytes", checkpoint(b"\x8e" + b"\xff" * 7 + b"\x7f")
+    steps = [text("x")] * 200 + [text("é"), text("last")]
+    yield "pickle_long_path", checkpoint(*(b"}(" + step for step in steps), b"s")
     yield "pickle_frame", checkpoint(b"\x95" + b"\xff" * 8)
     yield "pickle_without_stop", zip_file(Entry("a/data.pkl", b"\x80\x02N"))
     yield "pickle_deep", checkpoint(b"]" * 1200 + b"a" * 1199)
@@ -480,6 +482,15 @@ def files():
         safetensors({"a": floats(0, 4), "b": floats(2, 6)}, bytes(6)),
     )
     yield "safetensors_outside", safetensors({"a": floats(0, 4)}, bytes(3))
+    for stem, end in ("huge", 2**62), ("largest", 2**64 - 1):
+        yield (
+            f"safetensors_{stem}_offset",
+            safetensors({"a": floats(0, end, shape=[1])}, bytes(4)),
+        )
+    huge = floats(0, 2**64, shape=[1])
+    yield "safetensors_huge_number", safetensors({"a": huge}, bytes(4))
+    huge = floats(0, 4, shape=[2**63])
+    yield "safetensors_huge_shape", safetensors({"a": huge}, bytes(4))
     yield "safetensors_reversed", safetensors({"a": floats(4, 0)}, bytes(4))
     yield "safetensors_gap", safetensors({"a": floats(4, 8)}, bytes(8))
     yield "safetensors_rest", safetensors({"a": floats(0, 4)}, bytes(5))
