@@ -28,7 +28,8 @@ constexpr Kind kKinds[] = {
     {"\x89HDF\r\n\x1a\n"sv,
      "is an HDF5 file, as Keras writes: convert it to safetensors first"},
     {"\x93NUMPY"sv,
-     "is a NumPy file: read it with numpy.load, and save it with torch.save"},
+     "is a NumPy array (.npy), not a checkpoint: read it with numpy.load, and "
+     "save it with torch.save"},
     {"GGUF"sv, "is a GGUF file, which torch cannot read either"},
     {"version https://git-lfs"sv,
      "is a Git LFS pointer, not the file itself: fetch it with git lfs pull"},

@@ -262,8 +262,9 @@ const ZipEntry& ZipArchive::locate_stored(ZipEntry& entry) {
   if (entry.method != 0) {
     fail_at(entry.header,
             "entry " + quoted(entry.name) +
-                " is compressed, which torch never does to it: unpack the "
-                "file and zip it again without compression (zip -0)");
+                " is compressed, which torch.save never does: load the file "
+                "with Python's torch.load and save it again, or unpack it and "
+                "zip it without compression (zip -0)");
   }
   if (entry.stored != entry.size) {
     fail_at(entry.header, "entry " + quoted(entry.name) + " has two sizes: " +

@@ -3,6 +3,7 @@
 #include "checkpoint/problem.h"
 #include "checkpoint/script.h"
 #include "checkpoint/zip.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 namespace {
@@ -13,6 +14,7 @@ std::string find_root(const ZipArchive& zip) {
   std::vector<std::string> roots;
   bool is_package = false;
   bool is_old_script = false;
+  bool is_numpy = false;
   for (const ZipEntry& entry : zip.entries()) {
     const size_t slash = entry.name.find('/');
     const std::string_view inside =
@@ -24,6 +26,7 @@ std::string find_root(const ZipArchive& zip) {
     }
     is_package = is_package || inside == ".data/extern_modules";
     is_old_script = is_old_script || inside == "model.json";
+    is_numpy = is_numpy || entry.name.ends_with(".npy");
   }
   if (roots.empty() && is_package) {
     fail(
@@ -34,6 +37,11 @@ std::string find_root(const ZipArchive& zip) {
     fail(
         "is a TorchScript archive of torch 1.0 to 1.3: load it in Python and "
         "save the state_dict");
+  }
+  if (roots.empty() && is_numpy) {
+    fail(
+        "is a NumPy archive (.npz), not a checkpoint: read it with numpy.load, "
+        "and save it with torch.save");
   }
   if (roots.empty()) {
     fail("is a zip file, but not torch's: it has no data.pkl");
@@ -72,9 +80,12 @@ Contents read_zip(Source& source, Locations& locations) {
       fail("storage \"" + claim.key + "\" is not in the file");
     }
     const ZipEntry& located = zip.locate_stored(*entry);
-    if (located.size < claim.nbytes) {
+    // An entry is one storage, whole. Of one whose size is no multiple of its
+    // elements' torch.save itself says only how many whole ones it has.
+    const uint64_t item = c10::elementSize(claim.dtype.value_or(at::kByte));
+    if (located.size < claim.nbytes || located.size - claim.nbytes >= item) {
       fail("storage \"" + claim.key + "\" is said to have " +
-           std::to_string(claim.nbytes) + " bytes, but has " +
+           detail::count_text(claim.nbytes, "byte") + ", but has " +
            std::to_string(located.size));
     }
     return StoredBytes{located.data, located.size};

@@ -129,9 +129,12 @@ class DATAPARALLEL_EXPORT LoadOptions {
 /// Storages are read one at a time, straight to their device.
 ///
 /// Throws `CheckpointError` where the file cannot be read, is none of these,
-/// is damaged, or needs a device that is not there. An object that contains
-/// itself is cut there, by an opaque "dataparallel.BackReference". Thread
-/// safety: may be called from any thread.
+/// is damaged, or needs a device that is not there; where entries of a zip file
+/// are compressed (which `torch.save` never does, and `torch.load(mmap=True)`
+/// reads wrong) or have one name; where a storage has another size than the
+/// value says, be it longer (which `torch.load(mmap=True)` takes). An object
+/// that contains itself is cut there, by an opaque
+/// "dataparallel.BackReference". Thread safety: may be called from any thread.
 ///
 /// ```cpp
 /// auto checkpoint = dataparallel::load(

@@ -168,7 +168,7 @@ def sparse(kind, *data):
 def quantized(*quantizer, sizes=(2, 2), strides=(2, 1)):
     return call(
         name("torch._utils", "_rebuild_qtensor"),
-        storage("QInt8Storage", "0", 4),
+        storage("QInt8Storage", "0", 16),
         number(0),
         ints(*sizes),
         ints(*strides),
@@ -308,6 +308,7 @@ def files():
     yield "zip_old_script", zip_file(Entry("a/model.json", b"{}"))
     yield "zip_byteorder", zip_file(*WHOLE, Entry("a/byteorder", b"middle"))
     yield "zip_missing_storage", zip_file(WHOLE[0])
+    yield "zip_long_storage", zip_file(WHOLE[0], Entry("a/data/0", FLOATS + b"more"))
     yield "zip_short_storage", zip_file(WHOLE[0], Entry("a/data/0", FLOATS[:12]))
     constants = Entry("a/constants.pkl")
     script = [Entry("a/data.pkl", SCRIPT), WHOLE[1], constants]
@@ -367,7 +368,7 @@ def files():
     yield "storage_huge", checkpoint(tensor([2], [1], memory=storage(numel=2**62)))
     yield "storage_negative", checkpoint(tensor([2], [1], memory=storage(numel=-1)))
     yield "storage_too_long", checkpoint(tensor([2], [1], memory=storage(numel=5)))
-    yield "storage_other_size", checkpoint(many(storage(numel=2), storage(numel=9)))
+    yield "storage_other_size", checkpoint(many(storage(numel=4), storage(numel=9)))
     whole = longs([2], [1], 0, "0", 2)[:-1]
     whole = whole.replace(b"\x89", b"\x88", 1) + b"R"
     yield "gradient_of_integers", checkpoint(whole)
@@ -527,6 +528,9 @@ def files():
     # Other files.
     yield "empty", b""
     yield "gzip", b"\x1f\x8b\x08\0\0\0\0\0\0\3\3\0\0\0\0\0\0\0\0\0"
+    npy = b"\x93NUMPY\x01\0\x0e\0{'shape': ()}\n"
+    yield "npy", npy
+    yield "npz", zip_file(Entry("a.npy", npy))
     yield "pickle_plain", pickle.dumps({"a": 1}, 2)
     yield "html", b"<!DOCTYPE html><html>404</html>"
     yield "tar", bytes(257) + b"ustar\x0000" + bytes(248)

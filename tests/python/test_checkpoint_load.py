@@ -217,6 +217,30 @@ def test_files_streams_and_bytes_give_the_same(option, writer, value, tmp_path):
     load(path, option).assert_equals(expected)
 
 
+@pytest.mark.parametrize("zip_format", [True, False])
+def test_a_storage_may_end_within_an_element(zip_format, tmp_path):
+    """torch.save then claims the whole elements, and writes all bytes."""
+    path = tmp_path / "odd.pt"
+    bytes_ = torch.arange(10, dtype=torch.uint8)
+    view = bytes_[:8].view(torch.float32)
+    torch.save([view], path, _use_new_zipfile_serialization=zip_format)
+    # Without mmap torch.load refuses its own file.
+    assert torch.equal(torch.load(path, mmap=zip_format)[0], view)
+    load(path).assert_equals([view])
+
+
+def test_a_storage_longer_than_it_claims_is_refused_as_by_torch(tmp_path):
+    path, longer = tmp_path / "a.pt", tmp_path / "longer.pt"
+    torch.save({"a": torch.ones(4)}, path)
+    with zipfile.ZipFile(path) as file, zipfile.ZipFile(longer, "w") as out:
+        for name in file.namelist():
+            more = b"more" if name.endswith("data/0") else b""
+            out.writestr(name, file.read(name) + more)
+    with pytest.raises(RuntimeError, match="does not match expected size"):
+        torch.load(longer)
+    assert "is said to have 16 bytes, but has 20, byte " in error_of(longer)
+
+
 def test_memory_formats_are_read(tmp_path):
     """Which Python can write with newer protocols only."""
     value = [torch.channels_last, torch.contiguous_format, torch.preserve_format]
@@ -506,7 +530,7 @@ def test_packed_and_foreign_files_are_named(tmp_path):
         "an xz file": lzma.compress(content),
         "a Zstandard file": b"\x28\xb5\x2f\xfd" + content,
         "an HDF5 file": b"\x89HDF\r\n\x1a\n" + content,
-        "a NumPy file": (tmp_path / "array.npy").read_bytes(),
+        "a NumPy array": (tmp_path / "array.npy").read_bytes(),
         "a GGUF file": b"GGUF\3\0\0\0" + content,
     }
     for name, packed in files.items():
