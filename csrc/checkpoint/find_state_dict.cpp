@@ -78,12 +78,7 @@ void collect(const Mapping& mapping, const Candidate& here,
   }
 }
 
-/// Whether one of the words of a name, as "model" of "model_state_dict" or
-/// "ema" of "params_ema", is one that models are usually saved under.
 bool is_usual_name(const std::string& name) {
-  static constexpr std::array<std::string_view, 10> kWords = {
-      "ema",    "model",   "module",  "net",    "network",
-      "params", "student", "teacher", "weight", "weights"};
   if (name == "state_dict") {
     return true;
   }
@@ -92,7 +87,8 @@ bool is_usual_name(const std::string& name) {
     const size_t end = std::min(name.find_first_of("_-. ", start), name.size());
     const std::string_view word =
         std::string_view(name).substr(start, end - start);
-    if (std::find(kWords.begin(), kWords.end(), word) != kWords.end()) {
+    if (std::find(kUsualNames.begin(), kUsualNames.end(), word) !=
+        kUsualNames.end()) {
       return true;
     }
     start = end + 1;

@@ -9,6 +9,7 @@
 #include <dataparallel/save.h>
 #include <dataparallel/state_dict.h>
 
+#include <array>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -16,6 +17,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -181,15 +183,20 @@ struct CheckpointInfo {
 /// any device. Throws as `load`.
 DATAPARALLEL_EXPORT CheckpointInfo inspect(const std::string& path);
 
+/// The words of the names that state_dicts are usually saved under: "model" of
+/// "model", "model_state_dict" and "best.model". "state_dict" alone is one too.
+inline constexpr std::array<std::string_view, 10> kUsualNames = {
+    "ema",    "model",   "module",  "net",    "network",
+    "params", "student", "teacher", "weight", "weights"};
+
 /// The state_dict in a checkpoint: `value` itself, or a mapping inside it.
 ///
 /// A state_dict is a mapping from names to tensors alone (and to what
 /// `get_extra_state` gave), or an OrderedDict with `_metadata`; optimizers'
 /// are not looked at. With `key`, the one that lies there: a key of the
 /// checkpoint, or several joined by dots. Without, the only one that there is;
-/// where there are several, the only one under a usual name ("state_dict",
-/// "model", "net", "module", "ema", ...; also with something before or behind,
-/// as "model_state_dict").
+/// where there are several, the only one whose name is "state_dict" or has one
+/// of `kUsualNames` among its words, which end at "_", "-", "." and " ".
 ///
 /// Throws `CheckpointError` where there is none, where there are several (with
 /// the keys of all), and where `key` leads to no mapping from names.

@@ -18,8 +18,9 @@ using SaveProgress = std::function<void(uint64_t done, uint64_t total)>;
 /// Writes `value` (see python_values.h for what it may hold) as Python's
 /// `torch.save` does, in the zip format of torch 1.6 and later, so that
 /// `torch.load` reads back the same types, order, sharing, strides and
-/// `requires_grad`. Tensors may lie on any device; their storages are copied to
-/// the host one at a time, and each is written once and whole, as in Python.
+/// `requires_grad`; only a Parameter or a Buffer, which in C++ is a tensor,
+/// comes back as one. Tensors may lie on any device; their storages are copied
+/// to the host one at a time, and each is written once and whole, as in Python.
 ///
 /// The file appears under its name complete or not at all: it is written to
 /// a temporary name in the same folder, synced and renamed. A file that is

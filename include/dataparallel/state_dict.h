@@ -90,13 +90,15 @@ class DATAPARALLEL_EXPORT LoadStateDictOptions {
 
   /// Whether missing and unexpected names are errors. Default true.
   LoadStateDictOptions& strict(bool value);
-  /// Gives the module the dictionary's tensors themselves, with their memory,
-  /// dtype and device, instead of writing their values into its own. As in
-  /// Python `requires_grad` stays and gradients go; unlike there an optimizer
-  /// made earlier still holds the parameters. A `torch::nn::Module` holds its
-  /// parameters in its own members too, so that a tensor of another layout (a
-  /// sparse one for a dense one) is refused, which Python takes; a
-  /// `torch::jit::Module` takes it. Default false.
+  /// Whether the module's tensors get the memory, dtype and device of the
+  /// dictionary's, instead of having the values copied into them. Default
+  /// false.
+  ///
+  /// As in Python, parameters keep their `requires_grad` and lose their
+  /// gradients. Unlike there, they stay the same objects: optimizers made
+  /// earlier, and the members of a `torch::nn::Module`, still hold them. So
+  /// such a module refuses a tensor of another layout (a sparse one for a dense
+  /// one), which Python and a `torch::jit::Module` take.
   LoadStateDictOptions& assign(bool value);
   /// Renames the dictionary's entries first. Default: names as they are.
   LoadStateDictOptions& rename(Rename value);
