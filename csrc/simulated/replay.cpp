@@ -170,13 +170,13 @@ Task* Replay::choose(HostThread& thread) {
     return nullptr;
   }
   Task& front = thread.tasks.front();
-  if (!front.queued) {
+  if (front.node == nullptr) {
     return &front;
   }
   Task* best = nullptr;
   double best_since = 0;
   for (Task& task : thread.tasks) {
-    if (!task.queued || task.group != front.group) {
+    if (task.node == nullptr || task.group != front.group) {
       break;
     }
     double since = 0;
