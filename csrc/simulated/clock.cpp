@@ -2,6 +2,8 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/thread_name.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +19,9 @@ namespace {
 constexpr size_t kManyCalls = 1 << 18;
 
 thread_local HostThread* self = nullptr;
-thread_local int64_t nodes_begun = 0;  // and not ended, in this thread
+/// Nodes of autograd whose function this thread has begun and not ended: more
+/// than one where a node runs a backward of its own.
+thread_local int64_t nodes_begun = 0;
 
 /// Goes with torch's thread-local state, to threads that work for this one.
 struct WorksFor final : c10::DebugInfoBase {
@@ -55,8 +59,11 @@ void sign_thread_local_state() {
 std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& range) {
   if (range.scope() == at::RecordScope::USER_SCOPE) {
     Clock::get().begin_range(range.name());
-  } else if (nodes_begun++ == 0) {
-    Clock::get().begin_node(range.seqNr());
+  } else {
+    if (nodes_begun == 0) {
+      Clock::get().begin_node();
+    }
+    ++nodes_begun;
   }
   return nullptr;
 }
@@ -142,14 +149,36 @@ HostThread& Clock::this_thread() {
   return *self;
 }
 
+// See Note [Tasks].
+Task& Clock::this_task(HostThread& thread) {
+  const bool has_task = !thread.tasks.empty();
+  if (nodes_begun > 0 && has_task) {
+    return thread.tasks.back();
+  }
+  const auto node = torch::autograd::get_current_node();
+  const bool queued =
+      thread.of_autograd && parent() != nullptr && node != nullptr;
+  const void* key = queued ? node.get() : nullptr;
+  const int64_t group = torch::autograd::get_current_graph_task_id();
+  if (has_task && thread.tasks.back().node == key &&
+      (!queued || thread.tasks.back().group == group)) {
+    return thread.tasks.back();
+  }
+  Task& task = thread.tasks.emplace_back();
+  task.id = next_task_++;
+  task.node = key;
+  if (queued) {
+    task.priority = node->sequence_nr();
+    task.group = group;
+  }
+  return task;
+}
+
 int64_t Clock::add(Call call,
                    const std::vector<RaceDetector::Access>& accesses) {
   const auto id = static_cast<int64_t>(schedule_.calls.size());
   HostThread& thread = this_thread();
-  if (thread.tasks.empty()) {
-    thread.tasks.emplace_back().id = next_task_++;
-  }
-  Task& task = thread.tasks.back();
+  Task& task = this_task(thread);
   task.calls.push_back(id);
   call.thread = &thread;
   call.task = task.id;
@@ -322,17 +351,9 @@ void Clock::end_range() {
   add(std::move(call), kNone);
 }
 
-void Clock::begin_node(int64_t sequence_number) {
+void Clock::begin_node() {
   std::lock_guard lock(mutex_);
-  HostThread& thread = this_thread();
-  const HostThread* caller = parent();
-  if (thread.of_autograd && caller != nullptr) {
-    Task& task = thread.tasks.emplace_back();
-    task.id = next_task_++;
-    task.queued = true;
-    task.priority = static_cast<uint64_t>(sequence_number);
-    task.group = caller->last_call;
-  }
+  this_task(this_thread());
 }
 
 void Clock::freed(const void* storage) {

@@ -43,13 +43,9 @@ namespace dataparallel::simulated {
 //   state, in which the clock has put the thread's name: both run with the
 //   state of the thread that called.
 //
-// The threads of autograd choose what to do next: of the nodes whose gradients
-// are all there that with the highest sequence number. Which ones are there
-// depends on time, so the replay chooses anew, by the same rule and simulated
-// time: a thread's calls are cut into tasks where a node begins, and a task is
-// ready when everything that its calls come after is over. (Torch counts nodes
-// by the thread that made them: the first steps of a program may take another
-// order, and another time, than those after them.)
+// The threads of autograd choose what to do next, see Note [Tasks]. (Torch
+// counts nodes by the thread that made them: the first steps of a program may
+// take another order, and another time, than those after them.)
 //
 // On a stream, work starts when what is before it there is over and what it
 // waits for has come; a kernel then takes its launch latency, and the device's
@@ -61,15 +57,27 @@ namespace dataparallel::simulated {
 // What this leaves out of causality: threads that order themselves by other
 // means (mutexes, condition variables, queues) without touching the same
 // simulated memory and without torch's thread-local state; the CPU's own work,
-// which takes no time. A node's hooks that run before it are counted to the
-// task before. What two threads do to the same bytes in an order that the
-// program leaves open (under a mutex, whoever comes first) keeps the order in
-// which it happened, which may differ from run to run; and so does the end of
-// what is replayed, if the clock is read while other threads launch.
+// which takes no time. What two threads do to the same bytes in an order that
+// the program leaves open (under a mutex, whoever comes first) keeps the order
+// in which it happened, which may differ from run to run; and so does the end
+// of what is replayed, if the clock is read while other threads launch.
+
+// Note [Tasks]
 //
-// Not yet right: steps of several replicas, whose reductions run on streams
-// that all of autograd's threads share, differ by some percent from run to run
-// (the hidden test "a step takes the same time on every run").
+// A thread of autograd takes, of the nodes whose gradients are all there, that
+// with the highest sequence number. Which ones are there depends on time, so
+// the replay chooses anew, by the same rule and simulated time: the thread's
+// calls are cut into tasks, one a node, and a task is ready when everything
+// that its calls come after is over.
+//
+// A node's task is more than its function. Before it, the engine makes the
+// node's stream wait for gradients that other streams have made, and calls its
+// hooks; after it, it adds up and records events for the nodes that follow.
+// Cut where the function begins, the waits would fall to the node that ran
+// before on that thread, whichever that was, which then waited for a gradient
+// that it has nothing to do with: steps differed by percents from run to run.
+// So a call belongs to the node that the engine says it works on, and while
+// that one's function runs to this one, also if it runs a backward of its own.
 
 /// Thread safety: all functions lock. Nothing is written down while it is off.
 class Clock {
@@ -94,7 +102,7 @@ class Clock {
   void begin_range(const std::string& name);
   void end_range();
   /// A node of autograd begins in this thread.
-  void begin_node(int64_t sequence_number);
+  void begin_node();
   void freed(const void* storage);
 
   double now();       // of the calling thread
@@ -110,6 +118,7 @@ class Clock {
  private:
   Clock() = default;
   HostThread& this_thread();
+  Task& this_task(HostThread& thread);
   /// Writes it down; returns its number.
   int64_t add(Call call, const std::vector<RaceDetector::Access>& accesses);
   void replay();

@@ -83,6 +83,7 @@ void Replay::handle(const Wake& wake) {
       }
       return;
     case What::kRetry:
+      retries_.erase(now_);
       return start_waiting();
   }
 }
@@ -170,13 +171,13 @@ Task* Replay::choose(HostThread& thread) {
     return nullptr;
   }
   Task& front = thread.tasks.front();
-  if (!front.queued) {
+  if (front.node == nullptr) {
     return &front;
   }
   Task* best = nullptr;
   double best_since = 0;
   for (Task& task : thread.tasks) {
-    if (!task.queued || task.group != front.group) {
+    if (task.node == nullptr || task.group != front.group) {
       break;
     }
     double since = 0;
@@ -344,7 +345,10 @@ bool Replay::try_start(StreamState& stream) {
     }
   }
   if (free_at > now_) {
-    wakes_.push({free_at, What::kRetry, stream.key, 0, nullptr, nullptr});
+    // One for all that wait until then: each retries all of them.
+    if (retries_.insert(free_at).second) {
+      wakes_.push({free_at, What::kRetry, {}, 0, nullptr, nullptr});
+    }
     return false;
   }
   const double end = now_ + call.busy;

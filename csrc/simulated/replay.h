@@ -1,6 +1,7 @@
 #pragma once
 
 #include <queue>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -50,7 +51,8 @@ class Replay {
   Schedule& schedule_;
   double now_ = 0;
   std::priority_queue<Wake> wakes_;
-  std::vector<Waiting> waiting_;
+  std::vector<Waiting> waiting_;  // for an engine or a link
+  std::set<double> retries_;      // when these are tried again
   /// Threads that cannot go on before a call is over.
   std::unordered_map<int64_t, std::vector<HostThread*>> parked_;
 };

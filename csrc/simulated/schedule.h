@@ -73,9 +73,10 @@ struct Task {
   int64_t id = 0;
   std::vector<int64_t> calls;
   size_t next = 0;
-  /// A node of autograd that the engine took from its queue; -1 for what simply
-  /// follows the task before. The highest that is ready goes first.
-  bool queued = false;
+  /// The node of autograd that the engine took from its queue, to tell it from
+  /// others; null for what simply follows the task before.
+  const void* node = nullptr;
+  /// Of nodes that are ready the highest goes first.
   uint64_t priority = 0;
   /// The backward call that it belongs to: queued tasks of one change places.
   int64_t group = 0;

@@ -4,9 +4,8 @@
 #include <dataparallel/simulated.h>
 #include <dataparallel/simulated_export.h>
 
-/// What a program would take on real devices, by a clock of its own, whatever
-/// machine it runs on. The same on every run where one host thread launches the
-/// work; the steps of several replicas still differ by some percent.
+/// What a program would take on real devices, by a clock of its own: the same
+/// on every run, whatever machine it runs on.
 ///
 /// `Options().hardware(...)` switches the clock on. From then on
 /// - a kernel takes its device's launch latency, and then the larger of bytes /
