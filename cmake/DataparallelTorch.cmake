@@ -76,3 +76,38 @@ function(dataparallel_find_torch problem)
   endif()
   set(Torch_VERSION ${Torch_VERSION} PARENT_SCOPE)
 endfunction()
+
+# dataparallel_torch_has_cuda(<result>), of the torch that was found.
+function(dataparallel_torch_has_cuda result)
+  get_target_property(libraries torch INTERFACE_LINK_LIBRARIES)
+  if("${libraries}" MATCHES "torch_cuda")
+    set(${result} TRUE PARENT_SCOPE)
+  else()
+    set(${result} FALSE PARENT_SCOPE)
+  endif()
+endfunction()
+
+# Of a torch with CUDA: DATAPARALLEL_CUDA_INCLUDE_DIR, the CUDA headers that
+# torch's own include, from the wheels that torch came with or from a toolkit.
+# Without them the library is built without NCCL.
+function(dataparallel_find_cuda_headers)
+  dataparallel_torch_has_cuda(has_cuda)
+  if(NOT has_cuda)
+    return()
+  endif()
+  file(GLOB beside_torch ${Torch_DIR}/../../../../nvidia/cu*/include)
+  find_path(
+    DATAPARALLEL_CUDA_INCLUDE_DIR
+    NAMES cusparse.h
+    HINTS ${beside_torch} ENV CUDA_HOME
+    PATHS /usr/local/cuda
+    PATH_SUFFIXES include
+    DOC "The folder of the CUDA headers"
+  )
+  if(NOT DATAPARALLEL_CUDA_INCLUDE_DIR)
+    message(
+      STATUS
+      "No CUDA headers: the library is built without NCCL. Install a CUDA toolkit, or pass -DDATAPARALLEL_CUDA_INCLUDE_DIR=<the folder of cusparse.h>."
+    )
+  endif()
+endfunction()

@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
 #include <dataparallel/data_parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -9,8 +8,6 @@
 #include <map>
 
 #include "detail/links.h"
-#include "detail/reduce.h"
-#include "detail/streams.h"
 
 namespace dataparallel {
 namespace {
@@ -67,6 +64,10 @@ DataParallelOptions& DataParallelOptions::chunk_shares(
 }
 DataParallelOptions& DataParallelOptions::bucket_bytes(int64_t value) {
   bucket_bytes_ = value;
+  return *this;
+}
+DataParallelOptions& DataParallelOptions::transport(Transport value) {
+  transport_ = value;
   return *this;
 }
 DataParallelOptions& DataParallelOptions::refresh(RefreshPolicy value) {
@@ -154,34 +155,6 @@ void CollectTensors::tensor(at::Tensor& tensor, const std::string&) {
 void CollectTensors::packed(torch::nn::utils::rnn::PackedSequence& sequence,
                             const std::string&) {
   tensors.push_back(sequence.data());
-}
-
-void add_up(std::vector<ReplicaGradients>& gradients, size_t first, size_t step,
-            const std::vector<at::Device>& devices, int64_t bucket_bytes) {
-  at::NoGradGuard no_grad;
-  std::vector<ReplicaGradients*> mine;
-  std::vector<at::Tensor> originals;
-  for (size_t i = first; i < gradients.size(); i += step) {
-    mine.push_back(&gradients[i]);
-    originals.push_back(gradients[i].original);
-  }
-  int64_t number = 0;
-  for (const auto& [begin, count] : split_by_bytes(originals, bucket_bytes)) {
-    RECORD_USER_SCOPE(c10::str("dataparallel::reduce bucket ", number++));
-    std::vector<std::vector<at::Tensor>> by_replica(devices.size());
-    for (int64_t k = begin; k < begin + count; ++k) {
-      for (size_t replica = 0; replica < devices.size(); ++replica) {
-        by_replica[replica].push_back(std::move(mine[k]->parts[replica]));
-      }
-    }
-    auto sums = reduce_add(std::move(by_replica), devices,
-                           FlatLayout({originals.begin() + begin,
-                                       originals.begin() + begin + count}));
-    for (int64_t k = 0; k < count; ++k) {
-      mine[begin + k]->parts = {std::move(sums[k])};
-    }
-  }
-  wait_for_comm(devices.front());
 }
 
 void backward_into(std::vector<ReplicaGradients> gradients, OneCall& call) {

@@ -1,24 +1,29 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <dataparallel/replicate.h>
 
 #include "detail/counterparts.h"
 #include "detail/links.h"
+#include "detail/reduce.h"
 #include "detail/replica_edges.h"
 #include "detail/replica_values.h"
+#include "detail/streams.h"
 
 namespace dataparallel::detail {
 
 struct ReplicaSet::Impl {
   Impl(const std::string& function, std::vector<at::Device> on,
        int64_t bucket_bytes, std::vector<std::unique_ptr<ModuleAccess>> all,
-       bool made_by_user)
+       bool made_by_user, Transport transport)
       : devices(std::move(on)),
         modules(std::move(all)),
         counterparts(match_replicas(function, modules, made_by_user)),
-        values(function, devices, bucket_bytes, counterparts),
-        edges(devices.size(), bucket_bytes, counterparts) {}
+        bucket_bytes(bucket_bytes),
+        communicator(make_communicator(function, devices, transport)),
+        values(function, devices, bucket_bytes, transport, counterparts),
+        edges(devices.size(), bucket_bytes, communicator, counterparts) {}
 
   void lay_out() {
     values.check_devices();
@@ -39,6 +44,8 @@ struct ReplicaSet::Impl {
   std::vector<at::Device> devices;
   std::vector<std::unique_ptr<ModuleAccess>> modules;
   std::vector<Counterpart> counterparts;
+  int64_t bucket_bytes;
+  std::shared_ptr<Communicator> communicator;
   ReplicaValues values;
   ReplicaEdges edges;
 };
@@ -46,10 +53,10 @@ struct ReplicaSet::Impl {
 ReplicaSet::ReplicaSet(const std::string& function,
                        std::vector<at::Device> devices, int64_t bucket_bytes,
                        std::vector<std::unique_ptr<ModuleAccess>> modules,
-                       bool made_by_user) {
+                       bool made_by_user, Transport transport) {
   check_links(devices);
   impl_ = std::make_unique<Impl>(function, std::move(devices), bucket_bytes,
-                                 std::move(modules), made_by_user);
+                                 std::move(modules), made_by_user, transport);
   impl_->lay_out();
   refresh();
 }
@@ -108,6 +115,37 @@ void ReplicaSet::clear_stashes(bool open) {
 
 std::vector<ReplicaGradients> ReplicaSet::take_gradients() {
   return impl_->edges.take_gradients();
+}
+
+void ReplicaSet::add_up(std::vector<ReplicaGradients>& gradients, size_t first,
+                        size_t step) const {
+  const std::vector<at::Device>& devices = impl_->devices;
+  at::NoGradGuard no_grad;
+  std::vector<ReplicaGradients*> mine;
+  std::vector<at::Tensor> originals;
+  for (size_t i = first; i < gradients.size(); i += step) {
+    mine.push_back(&gradients[i]);
+    originals.push_back(gradients[i].original);
+  }
+  int64_t number = 0;
+  for (const auto& [begin, count] :
+       split_by_bytes(originals, impl_->bucket_bytes)) {
+    RECORD_USER_SCOPE(c10::str("dataparallel::reduce bucket ", number++));
+    std::vector<std::vector<at::Tensor>> by_replica(devices.size());
+    for (int64_t k = begin; k < begin + count; ++k) {
+      for (size_t replica = 0; replica < devices.size(); ++replica) {
+        by_replica[replica].push_back(std::move(mine[k]->parts[replica]));
+      }
+    }
+    auto sums = reduce_add(std::move(by_replica), devices,
+                           FlatLayout({originals.begin() + begin,
+                                       originals.begin() + begin + count}),
+                           *impl_->communicator);
+    for (int64_t k = 0; k < count; ++k) {
+      mine[begin + k]->parts = {std::move(sums[k])};
+    }
+  }
+  wait_for_comm(devices.front());
 }
 
 StashScope::StashScope(ReplicaSet& set) : set_(set) {

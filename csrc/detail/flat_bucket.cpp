@@ -6,7 +6,6 @@
 #include <unordered_map>
 
 #include "detail/flat_layout.h"
-#include "detail/peer_copies.h"
 
 namespace dataparallel::detail {
 namespace {
@@ -61,7 +60,9 @@ std::vector<std::pair<int64_t, int64_t>> split_keeping_storages(
 }
 
 FlatBucket::FlatBucket(const std::vector<at::Tensor>& originals,
-                       const std::vector<at::Device>& targets) {
+                       const std::vector<at::Device>& targets,
+                       std::shared_ptr<Communicator> communicator)
+    : communicator_(std::move(communicator)) {
   std::unordered_map<const void*, Extent> extents;
   for (const at::Tensor& original : originals) {
     if (original.numel() == 0) {
@@ -142,7 +143,7 @@ void FlatBucket::copy() {
   at::_foreach_copy_(packed_, sources_);
   std::vector<at::Tensor> flat{pack_};
   flat.insert(flat.end(), flat_.begin(), flat_.end());
-  broadcast(flat);
+  communicator_->broadcast(flat);
 }
 
 }  // namespace dataparallel::detail

@@ -2,8 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <utility>
 #include <vector>
+
+#include "detail/communicator.h"
 
 namespace dataparallel::detail {
 
@@ -24,8 +27,10 @@ std::vector<std::pair<int64_t, int64_t>> split_keeping_storages(
 /// Not thread-safe. `copy` works on the current streams of the calling thread.
 class FlatBucket {
  public:
+  /// `communicator` is for the originals' device and the targets.
   FlatBucket(const std::vector<at::Tensor>& originals,
-             const std::vector<at::Device>& targets);
+             const std::vector<at::Device>& targets,
+             std::shared_ptr<Communicator> communicator);
 
   /// The place of original `i` on target `t`.
   at::Tensor slice(size_t t, size_t i) const;
@@ -48,6 +53,7 @@ class FlatBucket {
   };
   at::Tensor view(const at::Tensor& flat, const Place& place) const;
 
+  std::shared_ptr<Communicator> communicator_;
   std::vector<Place> places_;
   std::vector<at::Tensor> sources_;  // what is packed
   std::vector<Place> source_places_;

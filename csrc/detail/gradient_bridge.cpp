@@ -71,17 +71,20 @@ variable_list detached(const std::vector<at::Tensor>& tensors) {
 
 /// What the node of a bucket needs to add up its gradients.
 struct Bucket : torch::CustomClassHolder {
-  Bucket(int64_t number, std::vector<at::Device> devices, FlatLayout layout)
+  Bucket(int64_t number, std::vector<at::Device> devices, FlatLayout layout,
+         std::shared_ptr<Communicator> communicator)
       : number(number),
         devices(std::move(devices)),
         streams(current_streams(this->devices)),
-        layout(std::move(layout)) {}
+        layout(std::move(layout)),
+        communicator(std::move(communicator)) {}
   int64_t number;
   std::vector<at::Device> devices;
   /// Those that forward runs on, and so backward; the engine makes only the
   /// first device's current for the node.
   std::vector<c10::Stream> streams;
   FlatLayout layout;
+  std::shared_ptr<Communicator> communicator;
 };
 
 struct Bridge : Function<Bridge> {
@@ -108,8 +111,8 @@ struct Bridge : Function<Bridge> {
         of_replica.push_back(std::move(*at));
       }
     }
-    variable_list sums =
-        reduce_add(std::move(by_replica), bucket.devices, bucket.layout);
+    variable_list sums = reduce_add(std::move(by_replica), bucket.devices,
+                                    bucket.layout, *bucket.communicator);
     if (torch::autograd::AnomalyMode::is_enabled()) {
       wait_for_comm(bucket.devices.front());  // the engine looks for NaN
     }
@@ -172,7 +175,8 @@ variable_list arrivals(const std::vector<at::Tensor>& originals) {
 
 std::vector<std::vector<Edge>> make_bridge(
     const std::vector<at::Tensor>& originals,
-    const std::vector<std::vector<at::Tensor>>& placeholders, int64_t number) {
+    const std::vector<std::vector<at::Tensor>>& placeholders,
+    const std::shared_ptr<Communicator>& communicator, int64_t number) {
   std::vector<at::Tensor> flat;
   std::vector<at::Device> devices;
   for (const auto& of_replica : placeholders) {
@@ -182,8 +186,8 @@ std::vector<std::vector<Edge>> make_bridge(
   const bool far = std::any_of(
       devices.begin(), devices.end(),
       [&](const at::Device& device) { return device != devices.front(); });
-  const auto bucket = c10::make_intrusive<Bucket>(number, std::move(devices),
-                                                  FlatLayout(originals));
+  const auto bucket = c10::make_intrusive<Bucket>(
+      number, std::move(devices), FlatLayout(originals), communicator);
   at::AutoGradMode grad_mode(true);
   const variable_list next = far ? arrivals(originals) : originals;
   const std::vector<Edge> edges =

@@ -5,9 +5,12 @@
 #include <c10/core/Event.h>
 #include <torch/csrc/autograd/edge.h>
 
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
+
+#include "detail/communicator.h"
 
 namespace dataparallel::detail {
 
@@ -22,7 +25,8 @@ namespace dataparallel::detail {
 /// bridge] in gradient_bridge.cpp.
 std::vector<std::vector<torch::autograd::Edge>> make_bridge(
     const std::vector<at::Tensor>& originals,
-    const std::vector<std::vector<at::Tensor>>& placeholders, int64_t number);
+    const std::vector<std::vector<at::Tensor>>& placeholders,
+    const std::shared_ptr<Communicator>& communicator, int64_t number);
 
 /// The gradients that one replica's own backward leaves, instead of passing
 /// them on.

@@ -21,6 +21,9 @@ namespace dataparallel::detail {
 /// Waits for the copies. Thread safety: any thread.
 void check_links(const std::vector<at::Device>& devices);
 
+/// Whether copies between all pairs of `devices` arrive as they were sent.
+bool links_sound(const std::vector<at::Device>& devices);
+
 /// `tensor` on `device`, differentiable; the tensor itself if it is there. On
 /// the current streams, and not waited for unless `device` is the CPU.
 at::Tensor moved(const at::Tensor& tensor, at::Device device);

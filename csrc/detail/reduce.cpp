@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "detail/links.h"
-#include "detail/peer_copies.h"
 #include "detail/streams.h"
 
 namespace dataparallel::detail {
@@ -81,7 +80,7 @@ bool any_defined(const std::vector<at::Tensor>& tensors) {
 /// The sum of all in one buffer; undefined where there is nothing to add up.
 at::Tensor add_together(const Gradients& gradients,
                         const std::vector<at::Device>& devices,
-                        const FlatLayout& layout) {
+                        const FlatLayout& layout, Communicator& communicator) {
   at::Tensor sum;
   {
     const OnStreams on_comm_streams(comm_streams(devices));
@@ -94,7 +93,7 @@ at::Tensor add_together(const Gradients& gradients,
         layout.pack(gradients[replica], flat[replica]);
       }
     }
-    sum = reduce_add(std::move(flat), devices);
+    sum = communicator.reduce_add(std::move(flat));
   }
   keep_for_current_stream(sum);
   return sum;
@@ -113,7 +112,8 @@ at::Tensor plus(at::Tensor sum, const at::Tensor& gradient) {
 
 std::vector<at::Tensor> reduce_add(Gradients gradients,
                                    const std::vector<at::Device>& devices,
-                                   const FlatLayout& layout) {
+                                   const FlatLayout& layout,
+                                   Communicator& communicator) {
   const size_t parameters = gradients.front().size();
   std::vector<at::Tensor> sums(parameters);
   for (const auto& of_replica : gradients) {
@@ -127,7 +127,8 @@ std::vector<at::Tensor> reduce_add(Gradients gradients,
   }
   if (far && !at::GradMode::is_enabled()) {
     const Gradients together = take_flat(gradients, layout.dtype());
-    const at::Tensor sum = add_together(together, devices, layout);
+    const at::Tensor sum =
+        add_together(together, devices, layout, communicator);
     for (size_t i = 0; i < parameters; ++i) {
       const bool used = std::any_of(
           together.begin(), together.end(),

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "detail/communicator.h"
 #include "detail/flat_layout.h"
 
 namespace dataparallel::detail {
@@ -20,7 +21,8 @@ namespace dataparallel::detail {
 /// are made in the memory of gradients that nobody else holds.
 std::vector<at::Tensor> reduce_add(
     std::vector<std::vector<at::Tensor>> gradients,
-    const std::vector<at::Device>& devices, const FlatLayout& layout);
+    const std::vector<at::Device>& devices, const FlatLayout& layout,
+    Communicator& communicator);
 
 /// `sum` + `gradient`; `sum` is given up.
 at::Tensor plus(at::Tensor sum, const at::Tensor& gradient);

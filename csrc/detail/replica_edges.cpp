@@ -40,9 +40,11 @@ void clear_edge(const at::Tensor& tensor) {
 }  // namespace
 
 ReplicaEdges::ReplicaEdges(size_t replicas, int64_t bucket_bytes,
+                           std::shared_ptr<Communicator> communicator,
                            const std::vector<Counterpart>& counterparts)
     : replicas_(replicas),
       bucket_bytes_(bucket_bytes),
+      communicator_(std::move(communicator)),
       counterparts_(counterparts),
       edges_(counterparts.size()) {
   for (size_t i = counterparts_.size(); i-- > 0;) {
@@ -138,7 +140,8 @@ void ReplicaEdges::lay_out_bucket(const std::vector<size_t>& bucket,
       placeholders[replica].push_back(placeholder(i, replica));
     }
   }
-  const auto edges = make_bridge(originals, placeholders, number);
+  const auto edges =
+      make_bridge(originals, placeholders, communicator_, number);
   for (size_t k = 0; k < bucket.size(); ++k) {
     for (const auto& of_replica : edges) {
       edges_[bucket[k]].to_original.push_back(of_replica[k]);

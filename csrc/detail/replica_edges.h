@@ -3,6 +3,7 @@
 #include <dataparallel/replicate.h>
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -21,7 +22,9 @@ class ReplicaEdges {
  public:
   using Gradients = ReplicaSet::Gradients;
 
+  /// `communicator` is for all replicas' devices.
   ReplicaEdges(size_t replicas, int64_t bucket_bytes,
+               std::shared_ptr<Communicator> communicator,
                const std::vector<Counterpart>& counterparts);
 
   /// Makes all copies leaves that need no gradient.
@@ -54,6 +57,7 @@ class ReplicaEdges {
 
   size_t replicas_;
   int64_t bucket_bytes_;
+  std::shared_ptr<Communicator> communicator_;
   const std::vector<Counterpart>& counterparts_;
   std::vector<Edges> edges_;
   Gradients gradients_ = Gradients::kToOriginals;

@@ -32,11 +32,12 @@ namespace dataparallel::detail {
 
 ReplicaValues::ReplicaValues(std::string function,
                              std::vector<at::Device> devices,
-                             int64_t bucket_bytes,
+                             int64_t bucket_bytes, Transport transport,
                              const std::vector<Counterpart>& counterparts)
     : function_(std::move(function)),
       devices_(std::move(devices)),
       bucket_bytes_(bucket_bytes),
+      transport_(transport),
       counterparts_(counterparts),
       states_(counterparts.size()) {
   for (size_t i = 0; i < states_.size(); ++i) {
@@ -107,9 +108,12 @@ void ReplicaValues::lay_out_buckets(bool parameters,
     return;
   }
   std::vector<at::Device> targets;
+  std::vector<at::Device> all{devices_[0]};
   for (const size_t replica : remote) {
     targets.push_back(devices_[replica]);
+    all.push_back(devices_[replica]);
   }
+  const auto communicator = make_communicator(function_, all, transport_);
   std::vector<at::Tensor> originals;
   std::vector<size_t> indices;
   for (size_t i = 0; i < states_.size(); ++i) {
@@ -123,7 +127,7 @@ void ReplicaValues::lay_out_buckets(bool parameters,
        split_keeping_storages(originals, bucket_bytes_)) {
     const std::vector<at::Tensor> part(originals.begin() + first,
                                        originals.begin() + first + count);
-    FlatBucket bucket(part, targets);
+    FlatBucket bucket(part, targets, communicator);
     for (int64_t k = 0; k < count; ++k) {
       for (size_t t = 0; t < targets.size(); ++t) {
         states_[indices[first + k]].homes[remote[t]] = bucket.slice(t, k);

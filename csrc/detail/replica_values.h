@@ -21,7 +21,7 @@ namespace dataparallel::detail {
 class ReplicaValues {
  public:
   ReplicaValues(std::string function, std::vector<at::Device> devices,
-                int64_t bucket_bytes,
+                int64_t bucket_bytes, Transport transport,
                 const std::vector<Counterpart>& counterparts);
 
   /// Throws if the original is no longer on the first of the devices.
@@ -57,6 +57,7 @@ class ReplicaValues {
   std::string function_;
   std::vector<at::Device> devices_;
   int64_t bucket_bytes_;
+  Transport transport_;
   const std::vector<Counterpart>& counterparts_;
   std::vector<State> states_;
   std::vector<FlatBucket> buckets_;  // of parameters, then of buffers

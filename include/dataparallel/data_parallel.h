@@ -56,6 +56,8 @@ struct DATAPARALLEL_EXPORT DataParallelOptions {
   /// Parameters of so many bytes are copied, and their gradients reduced,
   /// together. Default 25 MiB.
   DataParallelOptions& bucket_bytes(int64_t value);
+  /// What carries parameters and gradients between devices.
+  DataParallelOptions& transport(Transport value);
   DataParallelOptions& refresh(RefreshPolicy value);
 
   const std::vector<at::Device>& devices() const { return devices_; }
@@ -65,6 +67,7 @@ struct DATAPARALLEL_EXPORT DataParallelOptions {
   int64_t dim() const { return scatter_.dim(); }
   const std::vector<int64_t>& output_dims() const { return output_dims_; }
   int64_t bucket_bytes() const { return bucket_bytes_; }
+  Transport transport() const { return transport_; }
   RefreshPolicy refresh() const { return refresh_; }
   const ScatterOptions& scatter() const { return scatter_; }
 
@@ -74,6 +77,7 @@ struct DATAPARALLEL_EXPORT DataParallelOptions {
   ScatterOptions scatter_;
   std::vector<int64_t> output_dims_;
   int64_t bucket_bytes_ = kDefaultBucketBytes;
+  Transport transport_ = Transport::kAutomatic;
   RefreshPolicy refresh_ = RefreshPolicy::kEveryForward;
 };
 
@@ -182,14 +186,6 @@ class DATAPARALLEL_EXPORT CollectTensors : public LeafVisitor {
   std::vector<at::Tensor> tensors;
 };
 
-/// Adds up the parts of each step-th of `gradients`, from the first-th on, in
-/// an order that is always the same; one part is left, on `devices[0]`.
-/// `bucket_bytes` of them travel together.
-DATAPARALLEL_EXPORT void add_up(std::vector<ReplicaGradients>& gradients,
-                                size_t first, size_t step,
-                                const std::vector<at::Device>& devices,
-                                int64_t bucket_bytes);
-
 /// Hands what `add_up` left to the autograd engine, as a part of `call`.
 DATAPARALLEL_EXPORT void backward_into(std::vector<ReplicaGradients> gradients,
                                        OneCall& call);
@@ -277,7 +273,8 @@ class DataParallelImpl : public detail::WrapperBase {
         replicas_(
             module,
             options_.devices().empty() ? default_devices() : options_.devices(),
-            options_.bucket_bytes(), std::move(factory), "DataParallel"),
+            options_.bucket_bytes(), std::move(factory), "DataParallel",
+            options_.transport()),
         team_(replicas_.devices()),
         output_device_(check_device(
             "DataParallel", "output_device",
@@ -660,13 +657,11 @@ class DataParallelImpl : public detail::WrapperBase {
   void add_up(detail::Call<Args...>& call,
               std::vector<detail::ReplicaGradients>& gradients) {
     if (!devices().front().is_cpu()) {
-      return detail::add_up(gradients, /*first=*/0, /*step=*/1, devices(),
-                            options_.bucket_bytes());
+      return replicas_.set().add_up(gradients, /*first=*/0, /*step=*/1);
     }
     const size_t step = call.chunks.size();
     run(call, [&](int64_t at, auto&&...) {
-      detail::add_up(gradients, static_cast<size_t>(at), step, devices(),
-                     options_.bucket_bytes());
+      replicas_.set().add_up(gradients, static_cast<size_t>(at), step);
     });
   }
 

@@ -16,6 +16,17 @@ namespace dataparallel {
 /// The size of a bucket of parameters, 25 MiB.
 inline constexpr int64_t kDefaultBucketBytes = int64_t{25} << 20;
 
+/// What carries parameters and gradients between devices.
+enum class Transport {
+  /// NCCL where it serves the devices and no link between them lies, else
+  /// torch's copies.
+  kAutomatic,
+  /// NCCL, through torch's own: for CUDA devices, each once.
+  kNccl,
+  /// torch's copies, for any devices.
+  kPeerCopies,
+};
+
 namespace detail {
 
 /// One original's gradients, by replica; undefined where it was not used.
@@ -39,7 +50,7 @@ class DATAPARALLEL_EXPORT ReplicaSet {
   ReplicaSet(const std::string& function, std::vector<at::Device> devices,
              int64_t bucket_bytes,
              std::vector<std::unique_ptr<ModuleAccess>> modules,
-             bool made_by_user);
+             bool made_by_user, Transport transport = Transport::kAutomatic);
   ~ReplicaSet();
 
   /// False if parameters or buffers have come, gone or changed their names.
@@ -71,6 +82,12 @@ class DATAPARALLEL_EXPORT ReplicaSet {
   void clear_stashes(bool open);
   /// What the stashes hold of each original that got a gradient.
   std::vector<ReplicaGradients> take_gradients();
+  /// Adds up the parts of each step-th of `gradients`, from the first-th on, in
+  /// an order that is always the same; one part is left, on the first device.
+  /// `bucket_bytes` of them travel together. Thread safety: any thread, for
+  /// different gradients.
+  void add_up(std::vector<ReplicaGradients>& gradients, size_t first,
+              size_t step) const;
 
  private:
   struct Impl;
@@ -118,13 +135,16 @@ class Replicas {
   /// buffer that is not on `devices[0]`, a module that is data-parallel itself;
   /// `c10::TypeError`: an empty holder, a module that cannot be cloned, or
   /// whose clone differs and cannot be mended, or still holds parts of the
-  /// original. The message names the two ways out.
+  /// original. The message names the two ways out. `c10::ValueError` for
+  /// `Transport::kNccl` where NCCL does not serve the devices.
   Replicas(M module, const std::vector<at::Device>& devices,
            int64_t bucket_bytes = kDefaultBucketBytes, Factory factory = {},
-           std::string function = "replicate")
+           std::string function = "replicate",
+           Transport transport = Transport::kAutomatic)
       : function_(std::move(function)),
         devices_(check_devices(function_, devices)),
         bucket_bytes_(bucket_bytes),
+        transport_(transport),
         factory_(std::move(factory)),
         modules_{std::move(module)} {
     TORCH_CHECK_TYPE(!detail::ModuleTraits<M>::empty(modules_[0]), function_,
@@ -185,7 +205,7 @@ class Replicas {
     }
     set_ = std::make_unique<detail::ReplicaSet>(
         function_, devices_, bucket_bytes_, std::move(access),
-        static_cast<bool>(factory_));
+        static_cast<bool>(factory_), transport_);
   }
 
   /// For the wrappers: the part that does not depend on the module's type.
@@ -200,6 +220,7 @@ class Replicas {
   std::string function_;
   std::vector<at::Device> devices_;
   int64_t bucket_bytes_;
+  Transport transport_;
   Factory factory_;
   std::vector<M> modules_;
   std::unique_ptr<detail::ReplicaSet> set_;

@@ -369,6 +369,32 @@ TEST_CASE("a name that is no device is refused with the option",
   CHECK(options.output_device("cpu").output_device() == torch::kCPU);
 }
 
+TEST_CASE("NCCL is refused where it does not serve the devices",
+          "[data_parallel][errors]") {
+  const auto refused = [](const test::Devices& devices, const char* list) {
+    auto net = test::make<Mlp>(devices[0]);
+    const auto options = test::on(devices).transport(dp::Transport::kNccl);
+    CHECK_THROWS_WITH(
+        dp::DataParallel<Mlp>(net, options),
+        Contains("DataParallel: transport is kNccl, but devices are ") &&
+            Contains(list) && Contains("expected CUDA devices, each once"));
+  };
+  refused(test::cpu(2), "cpu cpu,");
+  refused(test::sim(2), "sim:0 sim:1,");
+}
+
+TEST_CASE("torch's copies can be asked for", "[data_parallel]") {
+  const auto devices = test::sim(3);
+  auto net = test::make<Mlp>(devices[0]);
+  auto single = test::twin(net);
+  dp::DataParallel<Mlp> model(
+      net, test::on(devices).transport(dp::Transport::kPeerCopies));
+  const auto x = test::batch_on(devices[0]);
+  model(x).pow(2).sum().backward();
+  single(x).pow(2).sum().backward();
+  test::check_same_gradients(*net, *single);
+}
+
 TEST_CASE("a device without values is refused", "[data_parallel][errors]") {
   auto net = test::make<Mlp>(torch::kCPU);
   const auto refused =
