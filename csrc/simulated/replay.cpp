@@ -8,10 +8,6 @@
 namespace dataparallel::simulated {
 namespace {
 
-int64_t place(c10::Device device) {
-  return device.is_cpu() ? -1 : device.index();
-}
-
 /// An order of tasks by what they do, for those that nothing else puts in
 /// order: theirs in the log is by chance.
 bool looks_before(const Schedule& schedule, const Task& a, const Task& b) {
@@ -361,7 +357,8 @@ bool Replay::try_start(StreamState& stream) {
   if (kernel) {
     schedule_.compute_busy[call.stream.first] += call.busy;
   } else {
-    schedule_.link_busy[{place(call.source), place(call.target)}] += call.busy;
+    schedule_.link_busy[{link_end(call.source), link_end(call.target)}] +=
+        call.busy;
   }
   if (schedule_.tracing) {
     schedule_.spans.push_back({kernel ? Span::Kind::kKernel : Span::Kind::kCopy,

@@ -68,6 +68,11 @@ struct Call {
   double over_at = -1;
 };
 
+/// One end of a link: a device by its index, the host as -1.
+inline int64_t link_end(c10::Device device) {
+  return device.is_cpu() ? -1 : device.index();
+}
+
 /// A part of a thread's calls that keeps its order.
 struct Task {
   int64_t id = 0;
@@ -149,7 +154,7 @@ struct Schedule {
   // Since the counters were zeroed.
   double origin = 0;
   std::vector<double> compute_busy;                         // by device
-  std::map<std::pair<int64_t, int64_t>, double> link_busy;  // -1: the host
+  std::map<std::pair<int64_t, int64_t>, double> link_busy;  // by its ends
 
   bool tracing = false;
   std::vector<Span> spans;

@@ -28,16 +28,12 @@ constexpr double kTicksPerMicrosecond = kTicksPerSecond / 1e6;
 /// A process, and what in it.
 using Track = std::tuple<int64_t, int64_t, int64_t>;
 
-int64_t place(c10::Device device) {
-  return device.is_cpu() ? -1 : device.index();
-}
-
 Track track_of(const Span& span) {
   switch (span.kind) {
     case Span::Kind::kKernel:
       return {kFirstDevice + span.stream.first, span.stream.second, 0};
     case Span::Kind::kCopy:
-      return {kLinks, place(span.source), place(span.target)};
+      return {kLinks, link_end(span.source), link_end(span.target)};
     default:
       return {kHost, span.thread->index, 0};
   }
