@@ -114,7 +114,7 @@ fuzz: setup
 compat:
 	scripts/setup.sh .venv-compat requirements-compat.txt own
 	mkdir -p build/compat
-	$(call configure,dev,build/compat,$(abspath .venv-compat)/bin/python)
+	$(call configure,compat,build/compat,$(abspath .venv-compat)/bin/python)
 	cmake --build build/compat -j $(JOBS)
 	$(CTEST) build/compat -L smoke
 
