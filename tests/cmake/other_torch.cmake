@@ -26,6 +26,6 @@ if(result EQUAL 0 OR NOT errors MATCHES "was built with torch [0-9.]+, but torch
 endif()
 
 configure(${TORCH_VERSION})
-if(CUDA AND (result EQUAL 0 OR NOT errors MATCHES "was built for a torch with CUDA"))
+if(NCCL AND (result EQUAL 0 OR NOT errors MATCHES "was built for a torch with CUDA"))
   message(FATAL_ERROR "a torch without CUDA was not refused: ${result} ${errors}")
 endif()
