@@ -10,6 +10,8 @@ namespace Catch {
 inline auto Contains(const std::string& text) {
   return Matchers::ContainsSubstring(text);
 }
+using Matchers::EndsWith;
+using Matchers::StartsWith;
 }  // namespace Catch
 namespace test {
 using ListenerBase = Catch::EventListenerBase;
