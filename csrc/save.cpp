@@ -38,7 +38,8 @@ std::string root_name(const std::string& path) {
   const bool ascii = std::all_of(name.begin(), name.end(), [](char c) {
     return static_cast<unsigned char>(c) < 0x80;
   });
-  return ascii && !name.empty() ? name : "archive";
+  return ascii && !name.empty() && name != "." && name != ".." ? name
+                                                               : "archive";
 }
 
 }  // namespace

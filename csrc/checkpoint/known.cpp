@@ -235,6 +235,19 @@ std::optional<at::ScalarType> storage_dtype(const std::string& class_name) {
   return as_reference(resolved)->dtype;
 }
 
+bool is_constant_class(std::string_view class_name) {
+  return class_name == "torch.dtype" || class_name == "torch.layout" ||
+         class_name == "torch.memory_format" || class_name == "torch.qscheme";
+}
+
+bool is_constant(std::string_view class_name, const std::string& name) {
+  if (class_name == "torch.dtype") {
+    return dtype_from_name(name).has_value();
+  }
+  const char* of = constant_class(name);
+  return of != nullptr && class_name == of;
+}
+
 bool is_known_class(std::string_view class_name) {
   static const std::unordered_set<std::string_view> table = {
       "argparse.Namespace",

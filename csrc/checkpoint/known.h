@@ -86,6 +86,11 @@ Opaque* as_opaque(const c10::IValue& value);
 c10::IValue make_opaque(const char* class_name,
                         std::vector<c10::IValue> args = {});
 
+/// torch.dtype, torch.layout, torch.memory_format, torch.qscheme: what they
+/// have are constants of torch, by name.
+bool is_constant_class(std::string_view class_name);
+bool is_constant(std::string_view class_name, const std::string& name);
+
 /// Whether values of that class are written back as they were.
 bool is_known_class(std::string_view class_name);
 /// The same for the class or function itself.

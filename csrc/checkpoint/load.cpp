@@ -80,6 +80,9 @@ checkpoint::Contents read(const std::string& function, const std::string& file,
   } catch (const c10::Error& error) {
     const checkpoint::Problem problem(error.what_without_backtrace());
     throw CheckpointError(message_of(function, file, problem), file);
+  } catch (const std::bad_alloc&) {
+    const checkpoint::Problem problem("needs more memory than there is");
+    throw CheckpointError(message_of(function, file, problem), file);
   } catch (const std::ios_base::failure& error) {
     const checkpoint::Problem problem(std::string("cannot be read: ") +
                                       error.what());

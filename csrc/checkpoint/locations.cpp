@@ -13,18 +13,21 @@ namespace {
 
 constexpr int kMostIndex = std::numeric_limits<c10::DeviceIndex>::max();
 
-at::Device to_device(const std::string& argument, const std::string& text) {
-  const auto device = checkpoint::parse_device(text);
-  TORCH_CHECK_VALUE(device.has_value(), "LoadOptions: ", argument, " is \"",
-                    text, "\", expected a device as \"cpu\" or \"cuda:1\", ",
-                    "its index ", kMostIndex, " at most");
-  return *device;
-}
-
 /// "cuda:256" is the tag of no storage; "warp:1" may be, elsewhere.
 bool can_be_tag(const std::string& tag) {
   return checkpoint::parse_device(tag).has_value() ||
          !checkpoint::parse_device(tag.substr(0, tag.find(':'))).has_value();
+}
+
+at::Device to_device(const std::string& argument, const std::string& text) {
+  const auto device = checkpoint::parse_device(text);
+  TORCH_CHECK_VALUE(
+      device.has_value(), "LoadOptions: ", argument, " is \"", text,
+      "\", expected a device as \"cpu\" or \"cuda:1\"",
+      can_be_tag(text)
+          ? std::string()
+          : ", its index " + std::to_string(kMostIndex) + " at most");
+  return *device;
 }
 
 }  // namespace

@@ -133,7 +133,11 @@ c10::IValue Objects::set_items(const c10::IValue& object, Arguments pairs) {
     if (target.isGenericDict()) {
       if (can_be_key(pairs[i])) {
         auto mapping = target.toGenericDict();
-        mapping.insert_or_assign(key_in(mapping, pairs[i]), pairs[i + 1]);
+        const c10::IValue key = key_in(mapping, pairs[i]);
+        if (!mapping.contains(key)) {
+          heap_.spend(spreads_[target.internalToPointer()].add(mapping, key));
+        }
+        mapping.insert_or_assign(key, pairs[i + 1]);
         heap_.note(target, pairs[i + 1]);
         continue;
       }

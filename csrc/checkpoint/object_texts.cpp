@@ -34,6 +34,27 @@ const std::string* Objects::bytes_of(const c10::IValue& value) {
   return nullptr;
 }
 
+/// `bytes(content)` of a length, or of a list of numbers.
+std::string Objects::counted_bytes(const c10::IValue& content) {
+  std::string bytes;
+  if (content.isInt() && content.toInt() >= 0) {
+    heap_.spend(static_cast<uint64_t>(content.toInt()));
+    bytes.resize(static_cast<size_t>(content.toInt()));
+  } else if (content.isList()) {
+    for (const c10::IValue& byte : content.toListRef()) {
+      if (!byte.isInt() || byte.toInt() < 0 || byte.toInt() > 255) {
+        fail("a byte string has an element that is no byte");
+      }
+      bytes += static_cast<char>(byte.toInt());
+    }
+    heap_.spend(bytes.size());
+  } else {
+    fail("a byte string is made of a value of type " +
+         python_type_name(content));
+  }
+  return bytes;
+}
+
 c10::IValue Objects::bytes_object(const Reference& type, Arguments args) {
   const char* name = type.callable == Callable::kBytes ? "builtins.bytes"
                                                        : "builtins.bytearray";
@@ -42,7 +63,7 @@ c10::IValue Objects::bytes_object(const Reference& type, Arguments args) {
   }
   const std::string* bytes = bytes_of(args[0]);
   if (bytes == nullptr) {
-    return opaque_call(type.name, args);
+    return make_opaque(name, {counted_bytes(args[0])});
   }
   heap_.spend(bytes->size());
   if (args.size() == 2 && args[0].isString()) {  // (text, "latin-1")

@@ -60,6 +60,10 @@ c10::IValue Objects::opaque_call(const std::string& name, Arguments args) {
 c10::IValue Objects::call_known(Reference& function, Arguments args) {
   switch (function.callable) {
     case Callable::kUnknown:
+      if (is_constant_class(function.name)) {
+        fail(function.name + " is called, which has constants only");
+      }
+      return opaque_call(function.name, args);
     case Callable::kWrapperSubclass:
     case Callable::kStorage:
       return opaque_call(function.name, args);
@@ -119,7 +123,8 @@ c10::IValue Objects::call_known(Reference& function, Arguments args) {
       return opaque_call(function.name, args);
     case Callable::kGetLayout:
       if (args.size() == 1 && args[0].isString() &&
-          args[0].toStringRef().rfind("torch.", 0) == 0) {
+          args[0].toStringRef().rfind("torch.", 0) == 0 &&
+          is_constant("torch.layout", args[0].toStringRef().substr(6))) {
         return make_opaque("torch.layout", {args[0].toStringRef().substr(6)});
       }
       return opaque_call(function.name, args);

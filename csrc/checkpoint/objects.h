@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "checkpoint/hash_spread.h"
 #include "checkpoint/heap.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/known.h"
@@ -51,6 +52,7 @@ class Objects {
   c10::IValue opaque_call(const std::string& name, Arguments args);
   c10::IValue collection(const char* class_name, Arguments args);
   c10::IValue bytes_object(const Reference& type, Arguments args);
+  std::string counted_bytes(const c10::IValue& content);
   c10::IValue encode(Arguments args);
   c10::IValue reconstruct(Arguments args);
   c10::IValue numpy_call(const Reference& function, Arguments args);
@@ -63,7 +65,9 @@ class Objects {
 
   Heap& heap_;
   Storages* storages_;
-  /// Of the opaque mappings that are filled.
+  /// Of the dictionaries that are filled, by address.
+  std::unordered_map<const void*, HashSpread> spreads_;
+  /// Of the opaque mappings that are filled, which the heap keeps.
   std::unordered_map<const Opaque*, KeyPositions> positions_;
   /// Python 2 strings that were no UTF-8: the text, and what they were.
   std::unordered_map<const void*, std::pair<c10::IValue, std::string>> latin1_;

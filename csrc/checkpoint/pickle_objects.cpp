@@ -93,8 +93,10 @@ void PickleWriter::save_opaque(const c10::IValue& value) {
                      " does not hold one text");
     return opaque->args[0].toStringRef();
   };
-  if (type == "torch.dtype" || type == "torch.memory_format" ||
-      type == "torch.qscheme") {
+  TORCH_CHECK_VALUE(!is_constant_class(type) || is_constant(type, text()),
+                    "save: '", text(), "' at ", path(), " is no ", type,
+                    " that there is");
+  if (is_constant_class(type) && type != "torch.layout") {
     global("torch", text());
   } else if (type == "builtins.type") {
     global(text());

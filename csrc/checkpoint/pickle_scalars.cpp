@@ -123,6 +123,14 @@ void PickleMachine::push_python2_string(uint64_t size) {
 
 void PickleMachine::push_long(uint64_t size) {
   const unsigned char* bytes = cursor_.take(size);
+  // The sign may be repeated.
+  const auto is_spare = [&] {
+    const unsigned char sign = (bytes[size - 2] & 0x80) != 0 ? 0xff : 0;
+    return bytes[size - 1] == sign;
+  };
+  while (size > 8 && is_spare()) {
+    --size;
+  }
   if (size <= 8) {
     uint64_t value = little_endian(bytes, static_cast<int>(size));
     if (size > 0 && size < 8 && (bytes[size - 1] & 0x80) != 0) {

@@ -256,6 +256,9 @@ void PickleWriter::number(uint64_t value, int bytes) {
 }
 
 void PickleWriter::global(const char* module, const std::string& name) {
+  // Two lines of the pickle: a third would be whatever it says.
+  TORCH_CHECK_VALUE(name.find('\n') == std::string::npos, "save: '", name,
+                    "' at ", path(), " is no name");
   const auto [at, is_new] =
       globals_.emplace(std::string(module) + "\n" + name + "\n", memo_size_);
   if (is_new) {

@@ -134,7 +134,7 @@ void ZipArchive::find_directory64(uint64_t end_record) {
     return;  // the plain numbers are meant
   }
   const uint64_t offset = Record(bytes).u64(8);
-  if (offset > source_.size() - kEnd64Size) {
+  if (source_.size() < kEnd64Size || offset > source_.size() - kEnd64Size) {
     fail_at(end_record - kLocator64Size,
             "the 64-bit zip directory lies outside the file");
   }

@@ -116,6 +116,38 @@ struct OldFile {
 
 }  // namespace
 
+TEST_CASE("a name that is no constant of torch is not written",
+          "[save][hostile]") {
+  const TemporaryFolder folder;
+  for (const std::string type : {"torch.dtype", "torch.layout",
+                                 "torch.memory_format", "torch.qscheme"}) {
+    // In a pickle, lines that run a program.
+    for (const char* name :
+         {"float32\n0cos\nsystem\n(S'true'\ntR0S'x'", "none"}) {
+      CHECK(contains(message_of<c10::ValueError>([&] {
+                       dp::save(opaque(type, {std::string(name)}),
+                                folder / "x.pt");
+                     }),
+                     "is no " + type + " that there is"));
+    }
+  }
+  CHECK_FALSE(std::filesystem::exists(folder / "x.pt"));
+}
+
+TEST_CASE("a path that is none is refused", "[save]") {
+  CHECK(message_of<c10::ValueError>([] { dp::save(dict(), ""); }) ==
+        "save: path is empty, expected the name of a file");
+  CHECK(message_of<c10::ValueError>([] {
+          dp::save(dict(), std::string("a\0b", 3));
+        }) == "save: path is a text with a 0, expected the name of a file");
+}
+
+TEST_CASE("a file named of dots is read back", "[save]") {
+  const TemporaryFolder folder;
+  dp::save(dict({{"a", 1}}), folder / "...pt");
+  CHECK(dp::load(folder / "...pt").toGenericDict().at("a").toInt() == 1);
+}
+
 TEST_CASE("tensors of every dtype are written as Python writes them",
           "[save]") {
   const TemporaryFolder folder;
