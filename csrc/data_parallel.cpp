@@ -25,16 +25,19 @@ at::Device named(const std::string& argument, const char* name) {
 
 DataParallelOptions& DataParallelOptions::devices(
     std::vector<at::Device> value) {
+  TORCH_CHECK_VALUE(!value.empty(),
+                    "DataParallelOptions: devices is empty, expected one at "
+                    "least");
   devices_ = std::move(value);
   return *this;
 }
 DataParallelOptions& DataParallelOptions::devices(
     std::initializer_list<const char*> names) {
-  devices_.clear();
+  std::vector<at::Device> value;
   for (const char* name : names) {
-    devices_.push_back(named(c10::str("devices[", devices_.size(), "]"), name));
+    value.push_back(named(c10::str("devices[", value.size(), "]"), name));
   }
-  return *this;
+  return devices(std::move(value));
 }
 DataParallelOptions& DataParallelOptions::output_device(at::Device value) {
   output_device_ = value;
@@ -293,10 +296,6 @@ at::Tensor weighted_sum(const std::vector<at::Tensor>& losses,
 
 at::Tensor scalar(double value) {
   return at::scalar_tensor(value, at::kDouble);
-}
-
-WeightedLoss weighted_loss(std::pair<at::Tensor, double> loss) {
-  return {loss.first, scalar(loss.second)};
 }
 
 }  // namespace detail

@@ -229,6 +229,19 @@ WorkerTeam::WorkerTeam(std::vector<at::Device> devices)
     : impl_(std::make_unique<Impl>(std::move(devices))) {}
 
 WorkerTeam::~WorkerTeam() {
+  for (const Inside* at = here; at != nullptr; at = at->outer) {
+    if (at->team == impl_.get()) {
+      // A body ends the program (`std::exit`), and this belongs to a global: it
+      // cannot wait for itself. What the threads look at stays.
+      for (Impl::Worker& worker : impl_->workers) {
+        if (worker.thread.joinable()) {
+          worker.thread.detach();
+        }
+      }
+      static_cast<void>(impl_.release());
+      return;
+    }
+  }
   {
     std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;

@@ -36,7 +36,7 @@ enum class RefreshPolicy {
 
 struct DATAPARALLEL_EXPORT DataParallelOptions {
   /// The module lies on the first. A device may come more than once. Default:
-  /// `default_devices()`.
+  /// `default_devices()`; `c10::ValueError` for an empty list.
   DataParallelOptions& devices(std::vector<at::Device> value);
   /// The same by name: `devices({"cuda:0", "cuda:1"})`.
   DataParallelOptions& devices(std::initializer_list<const char*> names);
@@ -219,8 +219,16 @@ inline WeightedLoss weighted_loss(std::pair<at::Tensor, at::Tensor> loss) {
 inline WeightedLoss weighted_loss(std::tuple<at::Tensor, at::Tensor> loss) {
   return {std::get<0>(loss), std::get<1>(loss)};
 }
-DATAPARALLEL_EXPORT WeightedLoss
-weighted_loss(std::pair<at::Tensor, double> loss);
+template <class T>
+requires std::is_arithmetic_v<T> WeightedLoss
+weighted_loss(const std::pair<at::Tensor, T>& loss) {
+  return {loss.first, scalar(static_cast<double>(loss.second))};
+}
+template <class T>
+requires std::is_arithmetic_v<T> WeightedLoss
+weighted_loss(const std::tuple<at::Tensor, T>& loss) {
+  return {std::get<0>(loss), scalar(static_cast<double>(std::get<1>(loss)))};
+}
 
 /// Throws unless loss and weight are real scalars, the loss of a floating
 /// dtype.
@@ -348,7 +356,7 @@ class DataParallelImpl : public detail::WrapperBase {
   /// is called in each replica's thread, at the same time, and returns a scalar
   /// that is the mean over that replica's samples: replicas are weighted by
   /// their number of samples. Where that is not the divisor (`ignore_index`,
-  /// padding), it returns a `std::pair` of the loss and its weight, the
+  /// padding), it returns a pair (or a tuple) of the loss and its weight, the
   /// divisor, 0 or more, as a number or a zero-dimensional tensor; one on a
   /// device is waited for, and gradients flow through one that has a graph.
   ///
@@ -412,7 +420,8 @@ class DataParallelImpl : public detail::WrapperBase {
   ///
   /// Buffers and all else are followed as ever, and so is a parameter that
   /// torch's version counters say has changed; they do not tell of writes
-  /// through `.data()`, which LibTorch's own `SGD::step` makes.
+  /// through `.data()`, which LibTorch's own `SGD::step` makes. With
+  /// `RefreshPolicy::kWhenAsked` no forward copies anything, here as elsewhere.
   [[nodiscard]] Accumulation accumulate() { return Accumulation(*this); }
 
   /// Call it after changing what cannot be seen from outside: a plain member
@@ -731,7 +740,10 @@ auto data_parallel(M module, const Input& input,
                    std::optional<at::Device> output_device = std::nullopt,
                    int64_t dim = 0) {
   DataParallelOptions options;
-  options.devices(std::move(devices)).dim(dim);
+  options.dim(dim);
+  if (!devices.empty()) {
+    options.devices(std::move(devices));
+  }
   if (output_device.has_value()) {
     options.output_device(*output_device);
   }

@@ -367,6 +367,8 @@ TEST_CASE("a name that is no device is refused with the option",
   CHECK_THROWS_WITH(options.output_device("gpu0"),
                     Contains("output_device is \"gpu0\""));
   CHECK(options.output_device("cpu").output_device() == torch::kCPU);
+  CHECK_THROWS_WITH(options.devices(test::Devices()),
+                    Contains("DataParallelOptions: devices is empty"));
 }
 
 TEST_CASE("NCCL is refused where it does not serve the devices",

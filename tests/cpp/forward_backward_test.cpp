@@ -333,6 +333,12 @@ TEST_CASE("a weight may be a number", "[loss]") {
   };
   test::check_equal("loss", s.model->loss(halves, s.x, s.y),
                     cross_entropy(s.single(s.x), s.y));
+  const auto as_tuple = [&](const torch::Tensor& output,
+                            const torch::Tensor& target) {
+    return std::tuple(F::cross_entropy(output, target), target.size(0));
+  };
+  test::check_equal("loss", s.model->loss(as_tuple, s.x, s.y),
+                    cross_entropy(s.single(s.x), s.y));
 }
 
 TEST_CASE("inputs that have a graph get their gradients", "[loss]") {

@@ -3,7 +3,9 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dataparallel/data_parallel.h>
 #include <dataparallel/parallel_apply.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
 
 #include <array>
@@ -11,6 +13,8 @@
 #include <bit>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -789,6 +793,39 @@ TEST_CASE("the caller's intra-op threads are untouched by a throwing run",
   CHECK_THROWS(
       run(test::cpu(2), [](int64_t) { throw std::runtime_error("stop"); }));
   CHECK(at::get_num_threads() == 4);
+}
+
+// The end of the program.
+
+namespace {
+
+struct ExitsImpl : torch::nn::Cloneable<ExitsImpl> {
+  void reset() override {}
+  torch::Tensor forward(const torch::Tensor& x) {
+    if (dataparallel::current_replica() == 0) {
+      std::exit(3);
+    }
+    return x;
+  }
+};
+TORCH_MODULE(Exits);
+
+}  // namespace
+
+// Run by the next case in a process of its own.
+TEST_CASE("a replica of a global wrapper exits", "[.]") {
+  static dataparallel::DataParallel<Exits> model(
+      Exits(), dataparallel::DataParallelOptions().devices(test::cpu(2)));
+  model(torch::ones({2}));
+}
+
+TEST_CASE("a program that a replica of a global wrapper exits ends so",
+          "[parallel_apply]") {
+  const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const int status = std::system(
+      (self + " 'a replica of a global wrapper exits' > /dev/null").c_str());
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 3);
 }
 
 // Errors.
