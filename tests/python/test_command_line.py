@@ -356,14 +356,16 @@ def test_output_that_cannot_be_written_is_an_error(arguments, target, tmp_path):
 def test_an_interrupted_convert_leaves_the_old_file(signal_number, tmp_path):
     path, out = tmp_path / "a.pt", tmp_path / "out.pt"
     torch.save({str(i): torch.zeros(1 << 18) for i in range(300)}, path)
-    for _ in range(20):  # on a busy machine it may end before it is seen
-        out.write_text("old")
-        process = subprocess.Popen([DATAPARALLEL, "convert", path, out])
-        while process.poll() is None and len(list(tmp_path.iterdir())) < 3:
-            time.sleep(0.001)
-        process.send_signal(signal_number)
-        if process.wait() != 0:
-            break
+    out.write_text("old")
+    process = subprocess.Popen(
+        [DATAPARALLEL, "convert", path, out],
+        # Of a shell in the background, children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal_number, signal.SIG_DFL),
+    )
+    while process.poll() is None and len(list(tmp_path.iterdir())) < 3:
+        time.sleep(0.001)
+    process.send_signal(signal_number)
+    process.wait()
     assert process.returncode == -signal_number
     assert out.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2
