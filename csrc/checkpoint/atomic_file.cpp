@@ -47,10 +47,12 @@ std::string folder_of(const std::string& path) {
 
 AtomicFile::AtomicFile(const std::string& path)
     : given_(path), path_(resolve(path)) {
-  TORCH_CHECK_VALUE(!path.empty() && path.find('\0') == std::string::npos,
-                    "save: path is ",
-                    path.empty() ? "empty" : "a text with a 0",
-                    ", expected the name of a file");
+  if (path.empty() || path.find('\0') != std::string::npos) {
+    throw CheckpointError(std::string("save: path is ") +
+                              (path.empty() ? "empty" : "a text with a 0") +
+                              ", expected the name of a file",
+                          path);
+  }
   struct stat status;
   // As given: what /dev/stdout leads to may have no name.
   if (::stat(given_.c_str(), &status) != 0) {

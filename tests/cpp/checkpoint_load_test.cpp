@@ -213,7 +213,7 @@ TEST_CASE("a text that names no device is an error, not another device",
       "warp:1", "cuda:256", "cuda:128", "cuda:-1", "cuda:", "cuda:01",
       "cpu:256", "cuda:4294967296", "cuda:99999999999999999999", "cuda:1x", "");
   const std::string expected =
-      "\"" + text + "\", expected a device as \"cpu\" or \"cuda:1\", ";
+      "\"" + text + "\", expected a device as \"cpu\" or \"cuda:1\"";
   INFO(text);
   CHECK_THAT(message_of<c10::ValueError>(
                  [&] { LoadOptions().map_location(text.c_str()); }),

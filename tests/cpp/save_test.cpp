@@ -134,14 +134,6 @@ TEST_CASE("a name that is no constant of torch is not written",
   CHECK_FALSE(std::filesystem::exists(folder / "x.pt"));
 }
 
-TEST_CASE("a path that is none is refused", "[save]") {
-  CHECK(message_of<c10::ValueError>([] { dp::save(dict(), ""); }) ==
-        "save: path is empty, expected the name of a file");
-  CHECK(message_of<c10::ValueError>([] {
-          dp::save(dict(), std::string("a\0b", 3));
-        }) == "save: path is a text with a 0, expected the name of a file");
-}
-
 TEST_CASE("a file named of dots is read back", "[save]") {
   const TemporaryFolder folder;
   dp::save(dict({{"a", 1}}), folder / "...pt");
@@ -573,7 +565,8 @@ TEST_CASE("a name that cannot be written is one error", "[save]") {
   CHECK(contains(error(folder / "no/such/folder.pt"),
                  "no/such/folder.pt cannot be written"));
   CHECK(contains(error(folder.path()), "Is a directory"));
-  CHECK(contains(error(""), "No such file"));
+  CHECK(contains(error(""), "path is empty, expected the name of a file"));
+  CHECK(contains(error(std::string("a\0b", 3)), "path is a text with a 0"));
   CHECK(contains(error("/dev/full"), "No space left on device"));
   dp::save(count(2), "/dev/null");
   CHECK(std::filesystem::is_character_file("/dev/null"));
