@@ -22,7 +22,7 @@ std::shared_ptr<Communicator> make_communicator(
                       "was built with CUDA");
   }
   if (nccl && (transport == Transport::kNccl ||
-               (transport == Transport::kAutomatic && links_sound(devices)))) {
+               (transport == Transport::kAutomatic && check_links(devices)))) {
     return make_nccl(devices);
   }
   return std::make_shared<PeerCopies>(devices);

@@ -83,11 +83,7 @@ at::Tensor first_in_backward(const at::Tensor& tensor) {
 
 }  // namespace
 
-void check_links(const std::vector<at::Device>& devices) {
-  links_sound(devices);
-}
-
-bool links_sound(const std::vector<at::Device>& devices) {
+bool check_links(const std::vector<at::Device>& devices) {
   bool sound = true;
   for (size_t i = 0; i < devices.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {

@@ -17,12 +17,9 @@ namespace dataparallel::detail {
 // other way. A pair is tested once a process. Copies between the host and an
 // accelerator are trusted: there is nothing to compare them with.
 
-/// Tests the links between all pairs of `devices` that have not been tested.
-/// Waits for the copies. Thread safety: any thread.
-void check_links(const std::vector<at::Device>& devices);
-
-/// Whether copies between all pairs of `devices` arrive as they were sent.
-bool links_sound(const std::vector<at::Device>& devices);
+/// Tests the links between all pairs of `devices` that have not been tested,
+/// waiting for the copies; whether all are sound. Thread safety: any thread.
+bool check_links(const std::vector<at::Device>& devices);
 
 /// `tensor` on `device`, differentiable; the tensor itself if it is there. On
 /// the current streams, and not waited for unless `device` is the CPU.
