@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "checkpoint/dropped.h"
+#include "checkpoint/heap.h"
 #include "checkpoint/known.h"
 #include "checkpoint/walk.h"
 #include "detail/wording.h"
@@ -29,9 +30,17 @@ c10::TypePtr new_mapping_type(const std::string& name) {
   return c10::ClassType::create(c10::QualifiedName(name), {});
 }
 
+/// A value built in C++ may be nested deeper than the stack is.
+void check_depth(size_t depth) {
+  TORCH_CHECK_VALUE(depth <= checkpoint::kMaxDepth,
+                    "the value is nested more than ", checkpoint::kMaxDepth,
+                    " deep, which no checkpoint is");
+}
+
 void collect_opaque(const c10::IValue& value, const std::string& path,
-                    std::unordered_set<const void*>& seen,
+                    size_t depth, std::unordered_set<const void*>& seen,
                     std::vector<OpaqueEntry>& entries) {
+  check_depth(depth);
   if (!checkpoint::is_container(value) ||
       !seen.insert(value.internalToPointer()).second) {
     return;
@@ -44,14 +53,15 @@ void collect_opaque(const c10::IValue& value, const std::string& path,
     }
   }
   for (const checkpoint::Child& child : checkpoint::container_children(value)) {
-    collect_opaque(child.value, path + checkpoint::step_text(child), seen,
-                   entries);
+    collect_opaque(child.value, path + checkpoint::step_text(child), depth + 1,
+                   seen, entries);
   }
 }
 
 void collect_dropped(const c10::IValue& value, const std::string& path,
-                     std::unordered_set<const void*>& seen,
+                     size_t depth, std::unordered_set<const void*>& seen,
                      std::vector<OpaqueEntry>& entries) {
+  check_depth(depth);
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     const auto* dropped =
@@ -72,8 +82,8 @@ void collect_dropped(const c10::IValue& value, const std::string& path,
       seen.insert(value.internalToPointer()).second) {
     for (const checkpoint::Child& child : checkpoint::children(value)) {
       if (child.value.isTensor() || checkpoint::is_container(child.value)) {
-        collect_dropped(child.value, path + checkpoint::step_text(child), seen,
-                        entries);
+        collect_dropped(child.value, path + checkpoint::step_text(child),
+                        depth + 1, seen, entries);
       }
     }
   }
@@ -143,14 +153,14 @@ c10::IValue from_opaque(c10::intrusive_ptr<Opaque> opaque) {
 std::vector<OpaqueEntry> opaque_entries(const c10::IValue& value) {
   std::unordered_set<const void*> seen;
   std::vector<OpaqueEntry> entries;
-  collect_opaque(value, "", seen, entries);
+  collect_opaque(value, "", 0, seen, entries);
   return entries;
 }
 
 std::vector<OpaqueEntry> dropped_entries(const c10::IValue& value) {
   std::unordered_set<const void*> seen;
   std::vector<OpaqueEntry> entries;
-  collect_dropped(value, "", seen, entries);
+  collect_dropped(value, "", 0, seen, entries);
   return entries;
 }
 

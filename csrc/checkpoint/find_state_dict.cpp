@@ -1,6 +1,7 @@
 #include <dataparallel/checkpoint.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 #include <unordered_set>
 
@@ -45,6 +46,11 @@ bool is_optimizer(const Mapping& mapping) {
   return mapping.contains("state") && mapping.contains("param_groups");
 }
 
+/// What `key` and paths call a key.
+std::string name_of(const c10::IValue& key) {
+  return key.isString() ? key.toStringRef() : checkpoint::key_text(key);
+}
+
 struct Candidate {
   std::string path;  ///< keys joined by dots
   std::string name;  ///< the last of them
@@ -68,9 +74,7 @@ void collect(const Mapping& mapping, const Candidate& here,
     if (!item.value().isGenericDict()) {
       continue;
     }
-    const std::string name = item.key().isString()
-                                 ? item.key().toStringRef()
-                                 : checkpoint::key_text(item.key());
+    const std::string name = name_of(item.key());
     const Mapping inside = item.value().toGenericDict();
     collect(inside,
             {here.path + (here.path.empty() ? "" : ".") + name, name, inside},
@@ -134,28 +138,45 @@ std::string opaque_in(const c10::IValue& value) {
   return text + (entries.size() > kMost ? ", ..." : "");
 }
 
+/// What lies at the key of that name, text before others.
+std::optional<c10::IValue> named(const Mapping& mapping,
+                                 const std::string& name) {
+  if (mapping.contains(name)) {
+    return mapping.at(name);
+  }
+  for (const auto& item : mapping) {
+    if (!item.key().isString() && name_of(item.key()) == name) {
+      return item.value();
+    }
+  }
+  return std::nullopt;
+}
+
 /// The mapping at `key`: as it is, or its parts between dots one by one.
 Mapping at_key(const c10::IValue& value, const std::string& key) {
   c10::IValue current = value;
-  std::string rest = key;
-  while (!rest.empty()) {
+  std::optional<std::string> rest = key;
+  while (rest.has_value()) {
     if (!current.isGenericDict()) {
       throw CheckpointError("find_state_dict: key \"" + key + "\" leads into " +
                             detail::with_article(python_type_name(current)) +
                             ", expected a mapping");
     }
     const Mapping mapping = current.toGenericDict();
-    size_t end = rest.size();
-    while (end != std::string::npos && !mapping.contains(rest.substr(0, end))) {
-      end = end == 0 ? std::string::npos : rest.rfind('.', end - 1);
+    size_t end = rest->size();
+    auto found = named(mapping, *rest);
+    while (!found.has_value() && end != std::string::npos) {
+      end = end == 0 ? std::string::npos : rest->rfind('.', end - 1);
+      found = named(mapping, rest->substr(0, end));
     }
-    if (end == std::string::npos) {
+    if (!found.has_value()) {
       throw CheckpointError("find_state_dict: there is no key \"" + key +
-                            "\" in the checkpoint (at \"" + rest +
+                            "\" in the checkpoint (at \"" + *rest +
                             "\" the keys are: " + keys_of(mapping) + ")");
     }
-    current = mapping.at(rest.substr(0, end));
-    rest = end == rest.size() ? "" : rest.substr(end + 1);
+    current = *found;
+    rest = end == rest->size() ? std::nullopt
+                               : std::optional(rest->substr(end + 1));
   }
   if (!current.isGenericDict() || !has_names_only(current.toGenericDict())) {
     throw CheckpointError("find_state_dict: key \"" + key + "\" leads to " +

@@ -139,25 +139,25 @@ c10::IValue key_in(const c10::impl::GenericDict& mapping,
   return key;
 }
 
-size_t KeyPositions::find(const Items& items, const c10::IValue& key) {
+size_t KeyPositions::find(size_t count, KeyAt key_at, const c10::IValue& key) {
   const std::hash<std::string> hash;
-  for (; known_ < items.size(); ++known_) {
-    const std::string text = text_of_key(items[known_].first);
+  for (; known_ < count; ++known_) {
+    const std::string text = text_of_key(key_at(known_));
     if (!text.empty()) {
       by_hash_.emplace(hash(text), known_);
     }
   }
   const std::string text = text_of_key(key);
   if (text.empty()) {
-    return items.size();
+    return count;
   }
   const auto [begin, end] = by_hash_.equal_range(hash(text));
   for (auto place = begin; place != end; ++place) {
-    if (text_of_key(items[place->second].first) == text) {
+    if (text_of_key(key_at(place->second)) == text) {
       return place->second;
     }
   }
-  return items.size();
+  return count;
 }
 
 }  // namespace dataparallel::checkpoint

@@ -2,11 +2,9 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/FunctionRef.h>
 
-#include <string>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 // When Python takes two keys for one: 1, True, 1.0 and 1+0j are the same, and
 // so are tuples of such.
@@ -23,11 +21,11 @@ c10::IValue key_in(const c10::impl::GenericDict& mapping,
 /// than 500 bytes of text, or hold frozensets or objects of other classes.
 class KeyPositions {
  public:
-  using Items = std::vector<std::pair<c10::IValue, c10::IValue>>;
+  using KeyAt = c10::function_ref<const c10::IValue&(size_t index)>;
 
-  /// Where `key` is; the size of `items` where it is not. From one call to the
-  /// next, `items` has at most got longer.
-  size_t find(const Items& items, const c10::IValue& key);
+  /// Where `key` is among `count` keys; `count` where it is not. From one call
+  /// to the next, there have at most come more.
+  size_t find(size_t count, KeyAt key_at, const c10::IValue& key);
 
  private:
   std::unordered_multimap<size_t, size_t> by_hash_;

@@ -20,14 +20,13 @@ bool can_be_key(const c10::IValue& key) {
 }  // namespace
 
 c10::IValue Objects::collection(const char* class_name, Arguments args) {
-  auto opaque = c10::make_intrusive<Opaque>(class_name);
+  c10::IValue value = from_opaque(c10::make_intrusive<Opaque>(class_name));
+  heap_.note(value);
   if (!args.empty()) {
     const Arguments elements = to_elements(args[0], "a collection's elements");
     heap_.spend(elements.size() * sizeof(c10::IValue));
-    opaque->elements = elements.vec();
+    append(value, elements);
   }
-  c10::IValue value = from_opaque(std::move(opaque));
-  heap_.note(value);
   return value;
 }
 
@@ -119,8 +118,18 @@ void Objects::append(const c10::IValue& object, Arguments elements) {
   if (opaque == nullptr || as_reference(object) != nullptr) {
     fail("elements are added to a value of type " + python_type_name(object));
   }
-  opaque->elements.insert(opaque->elements.end(), elements.begin(),
-                          elements.end());
+  const bool is_set = opaque->class_name == "builtins.set" ||
+                      opaque->class_name == "builtins.frozenset";
+  auto& all = opaque->elements;
+  const auto element_at = [&](size_t i) -> const c10::IValue& {
+    return all[i];
+  };
+  for (const c10::IValue& element : elements) {
+    if (!is_set || positions_[opaque].find(all.size(), element_at, element) ==
+                       all.size()) {
+      all.push_back(element);
+    }
+  }
   heap_.note(object);
 }
 
@@ -165,13 +174,18 @@ c10::IValue Objects::set_items(const c10::IValue& object, Arguments pairs) {
       fail("items are set in a value of type " + python_type_name(target));
     }
     // What an unknown class does with a key twice, nobody knows.
-    const size_t at = is_known_class(opaque->class_name)
-                          ? positions_[opaque].find(opaque->items, pairs[i])
-                          : opaque->items.size();
-    if (at < opaque->items.size()) {
-      opaque->items[at].second = pairs[i + 1];
+    auto& items = opaque->items;
+    const auto key_at = [&](size_t at) -> const c10::IValue& {
+      return items[at].first;
+    };
+    const size_t at =
+        is_known_class(opaque->class_name)
+            ? positions_[opaque].find(items.size(), key_at, pairs[i])
+            : items.size();
+    if (at < items.size()) {
+      items[at].second = pairs[i + 1];
     } else {
-      opaque->items.emplace_back(pairs[i], pairs[i + 1]);
+      items.emplace_back(pairs[i], pairs[i + 1]);
     }
     heap_.note(target);
   }

@@ -67,7 +67,7 @@ class Objects {
   Storages* storages_;
   /// Of the dictionaries that are filled, by address.
   std::unordered_map<const void*, HashSpread> spreads_;
-  /// Of the opaque mappings that are filled, which the heap keeps.
+  /// Of the sets and opaque mappings that are filled, which the heap keeps.
   std::unordered_map<const Opaque*, KeyPositions> positions_;
   /// Python 2 strings that were no UTF-8: the text, and what they were.
   std::unordered_map<const void*, std::pair<c10::IValue, std::string>> latin1_;

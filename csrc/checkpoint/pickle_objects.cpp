@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "checkpoint/known.h"
+#include "checkpoint/known_content.h"
 #include "checkpoint/opcode.h"
 #include "checkpoint/pickle_writer.h"
 #include "checkpoint/text.h"
@@ -87,6 +88,9 @@ void PickleWriter::save_device(at::Device device) {
 void PickleWriter::save_opaque(const c10::IValue& value) {
   const auto opaque = to_opaque(value);
   const std::string& type = opaque->class_name;
+  const std::string problem = known_content_problem(*opaque);
+  TORCH_CHECK_TYPE(problem.empty(), "save: the ", type, " at ", path(), " ",
+                   problem);
   const auto text = [&]() -> const std::string& {
     TORCH_CHECK_TYPE(opaque->args.size() == 1 && opaque->args[0].isString(),
                      "save: the ", type, " at ", path(),

@@ -64,7 +64,8 @@ class DATAPARALLEL_EXPORT LoadOptions {
       std::function<std::optional<at::Device>(const std::string& tag)>;
 
   /// All storages onto one device ("cuda" is the calling thread's current
-  /// one; "meta" makes tensors without memory). Throws `c10::ValueError` where
+  /// one; "meta" makes tensors without memory, and of a nested tensor one with
+  /// all its elements). Throws `c10::ValueError` where
   /// the text names no device. Give text, not `at::Device("cuda:256")`: torch
   /// makes that cuda:0, since it keeps 8 bits of an index.
   template <class D>
@@ -161,9 +162,9 @@ DATAPARALLEL_EXPORT c10::IValue load(const char* bytes, size_t size,
 struct TensorInfo {
   std::string key;  ///< "layer.weight"; "model.layer.weight" where nested
   at::ScalarType dtype;
-  std::vector<int64_t> shape;
-  std::string device;  ///< the file's tag
-  int64_t nbytes;      ///< of its elements
+  std::vector<int64_t> shape;  ///< of a nested tensor: all its elements
+  std::string device;          ///< the file's tag
+  int64_t nbytes;              ///< of its elements
   bool requires_grad;
 };
 
@@ -194,9 +195,10 @@ inline constexpr std::array<std::string_view, 10> kUsualNames = {
 /// A state_dict is a mapping from names to tensors alone (and to what
 /// `get_extra_state` gave), or an OrderedDict with `_metadata`; optimizers'
 /// are not looked at. With `key`, the one that lies there: a key of the
-/// checkpoint, or several joined by dots. Without, the only one that there is;
-/// where there are several, the only one whose name is "state_dict" or has one
-/// of `kUsualNames` among its words, which end at "_", "-", "." and " ".
+/// checkpoint, or several joined by dots; one that is no text as Python prints
+/// it ("0"). Without, the only one that there is; where there are
+/// several, the only one whose name is "state_dict" or has one of `kUsualNames`
+/// among its words, which end at "_", "-", "." and " ".
 ///
 /// Throws `CheckpointError` where there is none, where there are several (with
 /// the keys of all), and where `key` leads to no mapping from names.

@@ -72,14 +72,15 @@ struct OpaqueEntry {
   std::string class_name;
 };
 
-/// All objects in `value` of unknown classes, each once, in order.
+/// All objects in `value` of unknown classes, each once, in order. Throws
+/// `c10::ValueError` where it is nested more than 1000 deep.
 DATAPARALLEL_EXPORT std::vector<OpaqueEntry> opaque_entries(
     const c10::IValue& value);
 
 /// What the tensors in `value` had in Python and lost, because a tensor in C++
 /// cannot have it, in order: a subclass, by its name at the tensor's path; each
 /// attribute, by its type at `['weight'].name`. Known of tensors that `load`
-/// made, not of their copies.
+/// made, not of their copies. Throws as `opaque_entries`.
 DATAPARALLEL_EXPORT std::vector<OpaqueEntry> dropped_entries(
     const c10::IValue& value);
 

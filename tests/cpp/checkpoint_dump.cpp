@@ -121,7 +121,6 @@ class Dump {
 
   Json tensor(const at::Tensor& tensor) {
     Json result = {{"tensor", c10::toString(tensor.scalar_type())},
-                   {"shape", tensor.sizes().vec()},
                    {"device", tensor.device().str()},
                    {"requires_grad", tensor.requires_grad()}};
     const torch::NoGradGuard no_grad;
@@ -129,6 +128,7 @@ class Dump {
       result["nested"] = values(parts(tensor.unbind()));
       return result;
     }
+    result["shape"] = tensor.sizes().vec();
     if (tensor.layout() == at::kSparse) {
       result["coalesced"] = tensor.is_coalesced();
       result["parts"] = values({tensor._indices(), tensor._values()});

@@ -478,6 +478,25 @@ TEST_CASE("find_state_dict takes the one there is, or asks",
     root.insert("a.b", state(10));
     CHECK(number(find_state_dict(root, "a.b")) == 10);
   }
+  SECTION("keys that are no text, by what an error calls them") {
+    root.insert(0, state(11));
+    root.insert(0.5, state(12));
+    root.insert("1", state(13));
+    root.insert(1, state(14));
+    CHECK_THAT(message_of<CheckpointError>([&] { find_state_dict(root); }),
+               Catch::Contains("\"0\", \"0.5\", \"1\", \"1\""));
+    CHECK(number(find_state_dict(root, "0")) == 11);
+    CHECK(number(find_state_dict(root, "0.5")) == 12);
+    CHECK(number(find_state_dict(root, "1")) == 13);
+  }
+  SECTION("a key that ends with a dot is another one") {
+    root.insert("model", state(15));
+    CHECK_THAT(
+        message_of<CheckpointError>([&] { find_state_dict(root, "model."); }),
+        Catch::Contains("there is no key \"model.\""));
+    root.insert("model.", state(16));
+    CHECK(number(find_state_dict(root, "model.")) == 16);
+  }
   SECTION("none: an error with the keys") {
     root.insert("epoch", 1);
     CHECK_THAT(message_of<CheckpointError>([&] { find_state_dict(root); }),

@@ -513,6 +513,40 @@ TEST_CASE("what has no form in a file is refused before anything is written",
   CHECK(folder.files() == 1);
 }
 
+TEST_CASE("what Python's own objects cannot hold is refused", "[save]") {
+  const TemporaryFolder folder;
+  const auto refused = [&](const IValue& value) {
+    return message_of<c10::TypeError>([&] {
+      dp::save(dict({{"a", value}}), folder / "x.pt");
+    });
+  };
+  const IValue one = int64_t{1};
+  CHECK(
+      contains(refused(opaque("builtins.set", {one})),
+               "the builtins.set at ['a'] holds args, which no builtins.set"));
+  CHECK(contains(refused(opaque("builtins.set", {}, {}, dict())),
+                 "holds state, which no builtins.set has"));
+  CHECK(contains(refused(opaque("builtins.bytes", {"x"}, {one})),
+                 "holds elements, which no builtins.bytes has"));
+  CHECK(contains(refused(opaque("builtins.slice", {one})),
+                 "has 1 args, expected start, stop and step"));
+  CHECK(contains(refused(opaque("torch.Size", {}, {one, 0.5})),
+                 "the torch.Size at ['a'] holds a float, expected int"));
+  CHECK(contains(refused(opaque("argparse.Namespace", {}, {}, list({}))),
+                 "has a list as its state, expected a mapping from names"));
+  CHECK(contains(
+      refused(opaque("argparse.Namespace", {}, {}, dict({{one, one}}))),
+      "has a dict as its state, expected a mapping from names"));
+  CHECK(contains(refused(opaque("collections.defaultdict", {one, one})),
+                 "has 2 args, expected its default_factory"));
+  auto with_keywords = c10::make_intrusive<dp::Opaque>("torch.dtype");
+  with_keywords->args = {"float32"};
+  with_keywords->kwargs = {{"x", one}};
+  CHECK(contains(refused(dp::from_opaque(with_keywords)),
+                 "holds kwargs, which no torch.dtype has"));
+  CHECK(folder.files() == 0);
+}
+
 // Not among the tests that always run: takes 9 GiB of disk and 5 of memory.
 TEST_CASE("records beyond 4 GiB are written as Python's", "[.][large]") {
   const TemporaryFolder folder;

@@ -63,6 +63,19 @@ def test_a_class_of_constants_is_not_called(name, tmp_path):
     assert f"torch.{name} is called" in error_of(path)
 
 
+@pytest.mark.parametrize("kind", [b"set", b"frozenset"])
+def test_what_is_equal_in_python_is_once_in_a_set(kind, tmp_path):
+    """{1, True, 1.0} is {1}; the elements come in a list or one by one."""
+    elements = b"(K\x01\x88G" + struct.pack(">d", 1.0) + b"K\x02I02\n"
+    elements += b"X\x01\x00\x00\x00aX\x01\x00\x00\x00a"
+    data = b"\x80\x02c__builtin__\n" + kind + b"\n]" + elements + b"e\x85R."
+    loaded = load(checkpoint(tmp_path / "called.pt", data))
+    assert loaded.value["elements"] == [1, 2, "a"]
+    build = b"\x8f" + elements + b"\x90" if kind == b"set" else elements + b"\x91"
+    loaded = load(checkpoint(tmp_path / "built.pt", b"\x80\x04" + build + b"."))
+    assert loaded.value["elements"] == [1, 2, "a"]
+
+
 def test_byte_strings_of_lengths_and_numbers_are_as_in_python(tmp_path):
     data = b"\x80\x02]("
     data += b"c__builtin__\nbytearray\n]K\x01aK\xffa\x85R"  # bytearray([1, 255])

@@ -505,6 +505,16 @@ def test_inspect_says_of_every_tensor_what_load_gives(value, tmp_path):
     ] == tensors
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_inspect_gives_all_elements_of_a_nested_tensor(tmp_path):
+    parts = [torch.ones(2, 3), torch.ones(5, 3)]
+    torch.save(torch.nested.nested_tensor(parts), tmp_path / "nested.pt")
+    (tensor,) = inspect(tmp_path / "nested.pt")["tensors"]
+    assert tensor["shape"] == [6 + 15]
+    assert tensor["nbytes"] == (6 + 15) * 4
+    assert len(load(tmp_path / "nested.pt").value["nested"]) == 2
+
+
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_plain_pickle_is_no_checkpoint(protocol, tmp_path):
     with open(tmp_path / "plain.pkl", "wb") as file:
