@@ -5,6 +5,7 @@
 #include <torch/csrc/jit/runtime/jit_exception.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <map>
@@ -183,6 +184,18 @@ struct WorkerTeam::Impl {
     finished.wait(lock, [&] { return running == 0; });
   }
 
+  /// From within a job: for the other replicas' part of it, since what they use
+  /// goes next. Not for ever: one of them may wait for this one.
+  void wait_for_others() {
+    using std::chrono::milliseconds;
+    std::unique_lock lock(mutex);
+    for (int waited_ms = 0; running > 1 && waited_ms < 1000; ++waited_ms) {
+      lock.unlock();
+      std::this_thread::sleep_for(milliseconds(1));
+      lock.lock();
+    }
+  }
+
   /// Divides the caller's intra-op threads among the replicas on the CPU. See
   /// Note [Numbers of intra-op threads].
   void share_intraop_threads(const std::vector<int64_t>& replicas) {
@@ -233,6 +246,7 @@ WorkerTeam::~WorkerTeam() {
     if (at->team == impl_.get()) {
       // A body ends the program (`std::exit`), and this belongs to a global: it
       // cannot wait for itself. What the threads look at stays.
+      impl_->wait_for_others();
       for (Impl::Worker& worker : impl_->workers) {
         if (worker.thread.joinable()) {
           worker.thread.detach();

@@ -800,13 +800,19 @@ TEST_CASE("the caller's intra-op threads are untouched by a throwing run",
 namespace {
 
 struct ExitsImpl : torch::nn::Cloneable<ExitsImpl> {
-  void reset() override {}
+  ExitsImpl() { reset(); }
+  void reset() override {
+    weight = register_parameter("weight", torch::ones({1}));
+  }
   torch::Tensor forward(const torch::Tensor& x) {
     if (dataparallel::current_replica() == 0) {
       std::exit(3);
     }
-    return x;
+    // Still at work while the wrapper goes.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return x * weight;
   }
+  torch::Tensor weight;
 };
 TORCH_MODULE(Exits);
 
