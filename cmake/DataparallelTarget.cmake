@@ -32,9 +32,10 @@ function(dataparallel_configure_target target)
 endfunction()
 
 # dataparallel_add_library(<target> EXPORT_HEADER <name> SOURCES <file>...)
-# adds a library with hidden visibility, the generated header
-# <dataparallel/<name>> with the macro <TARGET>_EXPORT, and torch as a
-# precompiled header of its own build.
+# adds a library with hidden visibility and the generated header
+# <dataparallel/<name>> with the macro <TARGET>_EXPORT. Nothing is precompiled:
+# GCC instantiates all that <torch/torch.h> asks for again in every file, which
+# takes longer than the few headers that ours include.
 function(dataparallel_add_library target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "EXPORT_HEADER" "SOURCES")
   set(type STATIC)
@@ -69,7 +70,4 @@ function(dataparallel_add_library target)
     PRIVATE ${PROJECT_SOURCE_DIR}/csrc
   )
   target_link_libraries(${target} PUBLIC torch)
-  if(DATAPARALLEL_PRECOMPILE_HEADERS)
-    target_precompile_headers(${target} PRIVATE <torch/torch.h>)
-  endif()
 endfunction()

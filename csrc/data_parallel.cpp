@@ -7,18 +7,18 @@
 #include <cmath>
 #include <map>
 
+#include "detail/device_name.h"
 #include "detail/links.h"
 
 namespace dataparallel {
 namespace {
 
 at::Device named(const std::string& argument, const char* name) {
-  try {
-    return at::Device(name);
-  } catch (const c10::Error&) {
-    TORCH_CHECK_VALUE(false, "DataParallelOptions: ", argument, " is \"", name,
-                      "\", expected a device, such as \"cpu\" or \"cuda:0\"");
-  }
+  const auto device = detail::parse_device(name);
+  TORCH_CHECK_VALUE(device.has_value(), "DataParallelOptions: ", argument,
+                    " is \"", name,
+                    "\", expected a device, such as \"cpu\" or \"cuda:0\"");
+  return *device;
 }
 
 }  // namespace

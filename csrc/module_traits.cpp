@@ -2,6 +2,7 @@
 #include <c10/util/Type.h>
 #include <dataparallel/module_traits.h>
 #include <dataparallel/nested.h>
+#include <torch/nn/modules.h>
 
 #include <map>
 #include <set>

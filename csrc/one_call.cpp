@@ -8,7 +8,6 @@
 #include <thread>
 
 namespace dataparallel::detail {
-namespace {
 
 /// Where the call under way runs, beside the workers.
 struct UnderWay : torch::CustomClassHolder {
@@ -17,6 +16,8 @@ struct UnderWay : torch::CustomClassHolder {
   /// autograd's numbers of the backwards that are part of it.
   std::set<int> backwards;
 };
+
+namespace {
 
 /// The identity on the roots of a backward: the first node to run, it tells the
 /// backward's number before any hook does anything.

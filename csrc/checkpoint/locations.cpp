@@ -3,30 +3,27 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dataparallel/devices.h>
 
-#include <charconv>
-#include <limits>
-
 #include "checkpoint/problem.h"
+#include "detail/device_name.h"
 
 namespace dataparallel {
 namespace {
 
-constexpr int kMostIndex = std::numeric_limits<c10::DeviceIndex>::max();
-
 /// "cuda:256" is the tag of no storage; "warp:1" may be, elsewhere.
 bool can_be_tag(const std::string& tag) {
-  return checkpoint::parse_device(tag).has_value() ||
-         !checkpoint::parse_device(tag.substr(0, tag.find(':'))).has_value();
+  return detail::parse_device(tag).has_value() ||
+         !detail::parse_device(tag.substr(0, tag.find(':'))).has_value();
 }
 
 at::Device to_device(const std::string& argument, const std::string& text) {
-  const auto device = checkpoint::parse_device(text);
-  TORCH_CHECK_VALUE(
-      device.has_value(), "LoadOptions: ", argument, " is \"", text,
-      "\", expected a device as \"cpu\" or \"cuda:1\"",
-      can_be_tag(text)
-          ? std::string()
-          : ", its index " + std::to_string(kMostIndex) + " at most");
+  const auto device = detail::parse_device(text);
+  TORCH_CHECK_VALUE(device.has_value(), "LoadOptions: ", argument, " is \"",
+                    text, "\", expected a device as \"cpu\" or \"cuda:1\"",
+                    can_be_tag(text)
+                        ? std::string()
+                        : ", its index " +
+                              std::to_string(detail::kMostDeviceIndex) +
+                              " at most");
   return *device;
 }
 
@@ -42,7 +39,7 @@ LoadOptions& LoadOptions::map_location(
   for (const auto& [tag, device] : devices) {
     TORCH_CHECK_VALUE(can_be_tag(tag), "LoadOptions: map_location has the tag ",
                       "\"", tag, "\", expected one as \"cpu\" or \"cuda:1\", ",
-                      "its index ", kMostIndex, " at most");
+                      "its index ", detail::kMostDeviceIndex, " at most");
     targets.emplace(tag, to_device("map_location[\"" + tag + "\"]", device));
   }
   return map_location(LocationFunction(
@@ -59,22 +56,6 @@ LoadOptions& LoadOptions::map_location(LocationFunction function) {
 }
 
 namespace checkpoint {
-
-std::optional<at::Device> parse_device(const std::string& text) {
-  if (const size_t colon = text.find(':'); colon != std::string::npos) {
-    int index = 0;
-    const char* end = text.data() + text.size();
-    const auto parsed = std::from_chars(text.data() + colon + 1, end, index);
-    if (parsed.ec != std::errc() || parsed.ptr != end || index > kMostIndex) {
-      return std::nullopt;
-    }
-  }
-  try {
-    return at::Device(text);
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  }
-}
 
 namespace {
 
@@ -122,7 +103,8 @@ at::Device Locations::device(const std::string& tag) {
 at::Device Locations::find(const std::string& tag) const {
   const std::optional<at::Device> given =
       function_ ? function_(tag) : std::nullopt;
-  const std::optional<at::Device> device = given ? given : parse_device(tag);
+  const std::optional<at::Device> device =
+      given ? given : detail::parse_device(tag);
   if (!device || !is_there(*device)) {
     fail("a storage is tagged \"" + tag + "\"" +
          (given ? ", which map_location maps to " + given->str() : "") +

@@ -2,15 +2,10 @@
 
 #include <dataparallel/checkpoint.h>
 
-#include <optional>
 #include <string>
 #include <unordered_map>
 
 namespace dataparallel::checkpoint {
-
-/// "cpu", "cuda:1"; none where the text names no device. Unlike `at::Device`,
-/// which keeps the last 8 bits of an index, takes no index that it cannot hold.
-std::optional<at::Device> parse_device(const std::string& text);
 
 /// Where the storages of a file go: `map_location`, for every format.
 class Locations {

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "checkpoint/arguments.h"
-#include "checkpoint/locations.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/rebuild.h"
 #include "checkpoint/walk.h"
+#include "detail/device_name.h"
 
 namespace dataparallel::checkpoint {
 namespace {
@@ -25,11 +25,11 @@ c10::IValue name_of(const c10::IValue& callable) {
 /// None: one that this torch lacks.
 std::optional<at::Device> device_of(c10::ArrayRef<c10::IValue> args) {
   if (args.size() == 1 && args[0].isString()) {
-    return parse_device(args[0].toStringRef());
+    return detail::parse_device(args[0].toStringRef());
   }
   if (args.size() == 2 && args[0].isString() && args[1].isInt()) {
-    return parse_device(args[0].toStringRef() + ":" +
-                        std::to_string(args[1].toInt()));
+    return detail::parse_device(args[0].toStringRef() + ":" +
+                                std::to_string(args[1].toInt()));
   }
   return std::nullopt;
 }

@@ -560,6 +560,12 @@ class DataParallelImpl : public detail::WrapperBase {
             module, std::get<I>(std::move(all))...);
       }
       (std::make_index_sequence<kInputs>());
+      using Returned =
+          std::decay_t<decltype(loss_fn(output, std::get<kInputs>(all)))>;
+      static_assert(
+          requires(Returned loss) { detail::weighted_loss(std::move(loss)); },
+          "loss_fn must return a torch::Tensor, or a pair or tuple of one and "
+          "its weight (a number or a torch::Tensor)");
       losses[at] =
           detail::weighted_loss(loss_fn(output, std::get<kInputs>(all)));
       detail::check_loss(losses[at]);

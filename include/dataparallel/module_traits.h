@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -82,6 +83,21 @@ DATAPARALLEL_EXPORT void check_replicable(const std::string& function,
 /// `device` as they were: making a module draws its initial values.
 DATAPARALLEL_EXPORT void keep_random_state(at::Device device,
                                            const std::function<void()>& make);
+
+template <class M>
+consteval bool is_module_kind() {
+  if constexpr (std::is_same_v<M, torch::nn::AnyModule> ||
+                std::is_same_v<M, torch::jit::Module>) {
+    return true;
+  } else if constexpr (requires(M & m) {
+                         static_cast<const torch::nn::Module&>(*m);
+                       }) {
+    using Impl = std::remove_cvref_t<decltype(*std::declval<M&>())>;
+    return std::is_constructible_v<M, std::shared_ptr<Impl>>;
+  } else {
+    return false;
+  }
+}
 
 /// Holders and shared pointers: `M(shared_ptr)` and `*m`, `m->`.
 template <class M>

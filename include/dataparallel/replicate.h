@@ -128,6 +128,11 @@ class DATAPARALLEL_EXPORT StashScope {
 /// thread; a replica must run on its device's current stream, or wait for it.
 template <class M>
 class Replicas {
+  static_assert(detail::is_module_kind<M>(),
+                "M is no kind of module that can be replicated: expected a "
+                "module holder (of NetImpl, its holder Net), a std::shared_ptr "
+                "to a module, torch::nn::AnyModule or torch::jit::Module");
+
  public:
   using Factory = std::function<M(at::Device)>;
 

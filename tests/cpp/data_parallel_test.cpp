@@ -366,6 +366,9 @@ TEST_CASE("a name that is no device is refused with the option",
                              "expected a device, such as"));
   CHECK_THROWS_WITH(options.output_device("gpu0"),
                     Contains("output_device is \"gpu0\""));
+  // Which at::Device takes for cuda:0.
+  CHECK_THROWS_WITH(options.devices({"cuda:256"}),
+                    Contains("devices[0] is \"cuda:256\""));
   CHECK(options.output_device("cpu").output_device() == torch::kCPU);
   CHECK_THROWS_WITH(options.devices(test::Devices()),
                     Contains("DataParallelOptions: devices is empty"));

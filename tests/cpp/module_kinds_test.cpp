@@ -22,6 +22,16 @@ using test::batch_on;
 using test::Mlp;
 using test::on;
 
+using test::MlpImpl;
+static_assert(dp::detail::is_module_kind<Mlp>());
+static_assert(dp::detail::is_module_kind<torch::nn::Sequential>());
+static_assert(dp::detail::is_module_kind<torch::nn::AnyModule>());
+static_assert(dp::detail::is_module_kind<std::shared_ptr<MlpImpl>>());
+static_assert(dp::detail::is_module_kind<torch::jit::Module>());
+static_assert(!dp::detail::is_module_kind<MlpImpl>());
+static_assert(!dp::detail::is_module_kind<MlpImpl*>());
+static_assert(!dp::detail::is_module_kind<std::unique_ptr<MlpImpl>>());
+
 /// A scripted layer with a buffer, a mode, a number, and tensors in a list, a
 /// dictionary and a tuple.
 torch::jit::Module scripted(torch::Device device) {
