@@ -3,6 +3,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <dataparallel/parallel_apply.h>
 #include <torch/csrc/jit/runtime/jit_exception.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -160,6 +161,9 @@ struct WorkerTeam::Impl {
     }
   }
 
+  /// Threads do not come along when a process is forked.
+  bool is_of_this_process() const { return process == ::getpid(); }
+
   void start(const std::vector<int64_t>& replicas) {
     std::lock_guard lock(mutex);
     for (const int64_t replica : replicas) {
@@ -228,6 +232,7 @@ struct WorkerTeam::Impl {
   }
 
   const std::vector<at::Device> devices;
+  const pid_t process = ::getpid();
   std::mutex one_run;  // held for a whole run
   std::mutex mutex;    // guards all below
   std::condition_variable finished;
@@ -242,6 +247,10 @@ WorkerTeam::WorkerTeam(std::vector<at::Device> devices)
     : impl_(std::make_unique<Impl>(std::move(devices))) {}
 
 WorkerTeam::~WorkerTeam() {
+  if (!impl_->is_of_this_process()) {
+    static_cast<void>(impl_.release());  // there is nothing to wait for
+    return;
+  }
   for (const Inside* at = here; at != nullptr; at = at->outer) {
     if (at->team == impl_.get()) {
       // A body ends the program (`std::exit`), and this belongs to a global: it
@@ -295,6 +304,9 @@ void WorkerTeam::run(const std::vector<int64_t>& replicas,
         "parallel_apply: replicas[", i, "] is ", replicas[i],
         ", expected one of ", count, " replicas, each once and in order");
   }
+  TORCH_CHECK(team.is_of_this_process(),
+              "parallel_apply: the worker threads belong to the process that "
+              "this one was forked from; make the wrapper anew in the child");
   refuse_inside("parallel_apply");
   if (replicas.size() == 1) {
     const int64_t replica = replicas.front();
@@ -351,8 +363,9 @@ KeptTeams& kept_teams() {
   return *teams;
 }
 
+/// With the process, since a forked one has none of the threads.
 std::string key_of(const std::vector<at::Device>& devices) {
-  std::string key;
+  std::string key = std::to_string(::getpid()) + ":";
   for (const at::Device& device : devices) {
     key += device.str() + ",";
   }

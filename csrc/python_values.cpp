@@ -53,8 +53,9 @@ void collect_opaque(const c10::IValue& value, const std::string& path,
     }
   }
   for (const checkpoint::Child& child : checkpoint::container_children(value)) {
-    collect_opaque(child.value, path + checkpoint::step_text(child), depth + 1,
-                   seen, entries);
+    collect_opaque(child.value,
+                   detail::shortened(path + checkpoint::step_text(child)),
+                   depth + 1, seen, entries);
   }
 }
 
@@ -82,7 +83,8 @@ void collect_dropped(const c10::IValue& value, const std::string& path,
       seen.insert(value.internalToPointer()).second) {
     for (const checkpoint::Child& child : checkpoint::children(value)) {
       if (child.value.isTensor() || checkpoint::is_container(child.value)) {
-        collect_dropped(child.value, path + checkpoint::step_text(child),
+        collect_dropped(child.value,
+                        detail::shortened(path + checkpoint::step_text(child)),
                         depth + 1, seen, entries);
       }
     }

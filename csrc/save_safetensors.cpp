@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/atomic_file.h"
+#include "checkpoint/view.h"
+#include "detail/wording.h"
 
 namespace dataparallel {
 namespace {
@@ -72,6 +74,10 @@ std::vector<Item> items_of(const StateDict& state_dict) {
                      tensor.is_nested() ? "nested" : c10::str(tensor.layout()),
                      " tensor on ", tensor.device(),
                      ", expected a dense one with values");
+    TORCH_CHECK_VALUE(checkpoint::lies_in_storage(tensor),
+                      "save_safetensors: '", name,
+                      "' goes beyond its storage, which has ",
+                      detail::count_text(tensor.storage().nbytes(), "byte"));
     TORCH_CHECK_VALUE(name != "__metadata__",
                       "save_safetensors: '__metadata__' cannot be the name of "
                       "a tensor");

@@ -171,11 +171,22 @@ at::Tensor concatenate(const std::vector<at::Tensor>& parts, int64_t dim) {
   if (!as.has_value()) {
     return at::cat(parts, dim);
   }
-  std::vector<at::Tensor> views;
-  for (const at::Tensor& part : parts) {
-    views.push_back(part.view(*as));
+  const at::ScalarType dtype = parts.front().scalar_type();
+  std::vector<at::Tensor> same;
+  if (c10::isFloat8Type(dtype) && at::GradMode::is_enabled() &&
+      std::any_of(parts.begin(), parts.end(), [](const at::Tensor& part) {
+        return part.requires_grad();
+      })) {
+    // Views as bytes have no gradient; float32 holds every float8.
+    for (const at::Tensor& part : parts) {
+      same.push_back(part.to(at::kFloat));
+    }
+    return at::cat(same, dim).to(dtype);
   }
-  return at::cat(views, dim).view(parts.front().scalar_type());
+  for (const at::Tensor& part : parts) {
+    same.push_back(part.view(*as));
+  }
+  return at::cat(same, dim).view(dtype);
 }
 
 }  // namespace

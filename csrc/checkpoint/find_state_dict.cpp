@@ -63,7 +63,8 @@ void collect(const Mapping& mapping, const Candidate& here,
   if (!seen.insert(c10::IValue(mapping).internalToPointer()).second) {
     return;
   }
-  if (is_state_dict(mapping)) {
+  const bool is_empty_root = here.path.empty() && mapping.empty();
+  if (is_state_dict(mapping) || is_empty_root) {
     found.push_back(here);
     return;
   }
@@ -76,9 +77,11 @@ void collect(const Mapping& mapping, const Candidate& here,
     }
     const std::string name = name_of(item.key());
     const Mapping inside = item.value().toGenericDict();
-    collect(inside,
-            {here.path + (here.path.empty() ? "" : ".") + name, name, inside},
-            seen, found);
+    collect(
+        inside,
+        {detail::shortened(here.path + (here.path.empty() ? "" : ".") + name),
+         name, inside},
+        seen, found);
   }
 }
 

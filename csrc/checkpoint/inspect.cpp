@@ -6,6 +6,7 @@
 #include "checkpoint/dropped.h"
 #include "checkpoint/known.h"
 #include "checkpoint/walk.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 namespace {
@@ -24,7 +25,7 @@ std::string dotted(const std::string& path, const Child& child) {
       step =
           child.key.isString() ? child.key.toStringRef() : key_text(child.key);
   }
-  return path.empty() ? step : path + "." + step;
+  return detail::shortened(path.empty() ? step : path + "." + step);
 }
 
 class Inspector {

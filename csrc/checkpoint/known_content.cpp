@@ -52,7 +52,33 @@ std::string wrong_count(const char* member, size_t count,
          expected;
 }
 
+/// One value in a set, or a key.
+std::string unhashable(const c10::IValue& value) {
+  return "holds " + detail::with_article(python_type_name(value)) +
+         ", which has no hash in Python, as a key or in a set";
+}
+
 }  // namespace
+
+bool is_factory(const c10::IValue& value) {
+  const Opaque* opaque = as_opaque(value);
+  return value.isNone() ||
+         (opaque != nullptr && opaque->class_name == "builtins.type");
+}
+
+bool is_hashable(const c10::IValue& value) {
+  if (value.isTuple()) {
+    const auto elements = value.toTupleRef().elements().asArrayRef();
+    return std::all_of(elements.begin(), elements.end(), is_hashable);
+  }
+  const Opaque* opaque = as_opaque(value);
+  return !value.isList() && !value.isGenericDict() &&
+         (opaque == nullptr || !(opaque->class_name == "builtins.set" ||
+                                 opaque->class_name == "builtins.bytearray" ||
+                                 opaque->class_name == "builtins.slice" ||
+                                 opaque->class_name == "argparse.Namespace" ||
+                                 members_of(opaque->class_name).items));
+}
 
 std::string known_content_problem(const Opaque& opaque) {
   const std::string& type = opaque.class_name;
@@ -77,6 +103,23 @@ std::string known_content_problem(const Opaque& opaque) {
   if (members.state && !opaque.state.isNone() && !has_text_keys(opaque.state)) {
     return "has " + detail::with_article(python_type_name(opaque.state)) +
            " as its state, expected a mapping from names";
+  }
+  if (type == "builtins.set" || type == "builtins.frozenset") {
+    for (const c10::IValue& element : opaque.elements) {
+      if (!is_hashable(element)) {
+        return unhashable(element);
+      }
+    }
+  }
+  for (const auto& [key, value] : opaque.items) {
+    if (!is_hashable(key)) {
+      return unhashable(key);
+    }
+  }
+  if (type == "collections.defaultdict" && opaque.args.size() == 1 &&
+      !is_factory(opaque.args[0])) {
+    return "has " + detail::with_article(python_type_name(opaque.args[0])) +
+           " as its default_factory, expected a class";
   }
   if (type == "torch.Size") {
     for (const c10::IValue& element : opaque.elements) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "checkpoint/arguments.h"
+#include "checkpoint/containers.h"
 #include "checkpoint/problem.h"
 #include "checkpoint/rebuild.h"
 #include "checkpoint/walk.h"
@@ -207,6 +208,23 @@ c10::IValue Objects::build(const c10::IValue& object,
   }
   if (const auto array = numpy_state(*opaque, state)) {
     return *array;
+  }
+  if (opaque->class_name == "argparse.Namespace" &&
+      opaque->state.isGenericDict() && state.isGenericDict()) {
+    // Python adds to what is there; the state itself may be used elsewhere.
+    std::vector<c10::IValue> pairs;
+    for (const c10::IValue& part : {opaque->state, state}) {
+      for (const auto& item : part.toGenericDict()) {
+        pairs.push_back(item.key());
+        pairs.push_back(item.value());
+      }
+    }
+    heap_.spend(pairs.size() * 3 * sizeof(c10::IValue));
+    const c10::IValue merged = new_dict();
+    heap_.note(merged);
+    opaque->state = set_items(merged, pairs);
+    heap_.note(object);
+    return object;
   }
   opaque->state = state;
   heap_.note(object);

@@ -3,6 +3,8 @@
 #include "checkpoint/known.h"
 #include "checkpoint/opcode.h"
 #include "checkpoint/pickle_writer.h"
+#include "checkpoint/view.h"
+#include "detail/wording.h"
 
 // The tensors' part of PickleWriter: what `Tensor.__reduce_ex__` gives.
 
@@ -90,6 +92,9 @@ void PickleWriter::save_tensor(const at::Tensor& tensor) {
                      "save: the tensor at ", path(),
                      " has no memory of its own to write (layout ", layout,
                      ", device ", tensor.device(), ")");
+    TORCH_CHECK_VALUE(lies_in_storage(tensor), "save: the tensor at ", path(),
+                      " goes beyond its storage, which has ",
+                      detail::count_text(tensor.storage().nbytes(), "byte"));
     if (tensor.is_quantized()) {
       save_quantized(tensor);
     } else {
@@ -238,6 +243,11 @@ void PickleWriter::save_storage_object(const Opaque& opaque) {
                    " does not hold one tensor over its memory");
   const at::Tensor tensor = opaque.args[0].toTensor();
   const std::optional<at::ScalarType> dtype = storage_dtype(opaque.class_name);
+  TORCH_CHECK_TYPE(!dtype.has_value() || *dtype == tensor.scalar_type(),
+                   "save: the ", opaque.class_name, " at ", path(),
+                   " holds a tensor of dtype ",
+                   c10::getDtypeNames(tensor.scalar_type()).first,
+                   ", expected ", c10::getDtypeNames(*dtype).first);
   const size_t rest =
       tensor.storage().nbytes() % c10::elementSize(dtype.value_or(at::kByte));
   TORCH_CHECK_VALUE(

@@ -4,6 +4,8 @@
 
 #include <bit>
 
+#include "checkpoint/keys.h"
+#include "checkpoint/known_content.h"
 #include "checkpoint/opcode.h"
 #include "checkpoint/text.h"
 #include "checkpoint/walk.h"
@@ -190,11 +192,13 @@ void PickleWriter::save_mapping(const c10::IValue& value) {
   const std::string type = class_name(dict);
   const auto extra = attributes(dict);
   kept_.emplace_back(extra);
+  check_attributes(type, extra);
   Items items;
   items.reserve(dict.size());
   for (const auto& item : dict) {
     items.emplace_back(item.key(), item.value());
   }
+  check_keys(items);
   if (type == "dict") {
     op(kEmptyDict);
     memoize(address(value));
@@ -230,6 +234,41 @@ void PickleWriter::save_mapping(const c10::IValue& value) {
     }
     save_items(state, /*exact=*/true);
     op(kBuild);
+  }
+}
+
+/// What a mapping of that class can carry beside its items.
+void PickleWriter::check_attributes(const std::string& type,
+                                    const c10::impl::GenericDict& attributes) {
+  for (const auto& item : attributes) {
+    const std::string& name = item.key().toStringRef();
+    TORCH_CHECK_TYPE(
+        type == "collections.OrderedDict" ||
+            (type == "collections.defaultdict" && name == "default_factory"),
+        "save: the ", type, " at ", path(), " carries '", name,
+        "', which has no form in Python");
+    TORCH_CHECK_TYPE(
+        type != "collections.defaultdict" || is_factory(item.value()),
+        "save: the ", type, " at ", path(), " has ",
+        detail::with_article(python_type_name(item.value())),
+        " as its default_factory, expected a class");
+  }
+}
+
+/// In Python 1, True and 1.0 are one key.
+void PickleWriter::check_keys(const Items& items) {
+  KeyPositions positions;
+  const auto key_at = [&](size_t i) -> const c10::IValue& {
+    return items[i].first;
+  };
+  for (size_t i = 0; i < items.size(); ++i) {
+    const c10::IValue& key = items[i].first;
+    if (key.isString() || key.isTensor()) {
+      continue;
+    }
+    TORCH_CHECK_VALUE(positions.find(items.size(), key_at, key) == i,
+                      "save: the keys of the mapping at ", path(), " hold ",
+                      key_text(key), " twice, as Python compares them");
   }
 }
 

@@ -49,6 +49,9 @@ class PickleWriter {
   void save_list(const std::vector<c10::IValue>& elements);
   void save_tuple(const c10::IValue& tuple);
   void save_mapping(const c10::IValue& value);
+  void check_attributes(const std::string& type,
+                        const c10::impl::GenericDict& attributes);
+  void check_keys(const Items& items);
   /// `exact`: a plain dict, whose last batch Python writes differently.
   void save_items(const Items& items, bool exact);
 

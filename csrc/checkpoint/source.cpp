@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
 #include "checkpoint/problem.h"
 #include "detail/wording.h"
@@ -170,16 +171,27 @@ class Stream : public Source {
   uint64_t start_;
 };
 
+/// Whether a checkpoint, or a file that the error shall name, may begin so.
+bool may_be_one(std::string_view bytes) {
+  constexpr size_t kTarAt = 257;
+  constexpr std::string_view kStarts = "P\x80L\x1f\x42\xfd\x28\x37R\x89\x93Gv";
+  return bytes.empty() || kStarts.find(bytes[0]) != std::string_view::npos ||
+         bytes.substr(0, 16).find('{') != std::string_view::npos ||
+         bytes.substr(std::min(kTarAt, bytes.size()), 5) == "ustar";
+}
+
+/// To the end; of what can be no checkpoint, which may have no end, the start.
 template <class ReadSome>
 std::unique_ptr<Source> read_all(ReadSome&& read_some) {
   std::vector<char> bytes;
+  constexpr size_t kStart = 512;
   constexpr size_t kStep = 1 << 20;
   size_t used = 0;
   while (true) {
     bytes.resize(used + std::max(kStep, used / 2));
     const size_t got = read_some(used, bytes.size() - used, &bytes[used]);
     used += got;
-    if (got == 0) {
+    if (got == 0 || (used >= kStart && !may_be_one({bytes.data(), kStart}))) {
       break;
     }
   }
@@ -246,6 +258,9 @@ std::unique_ptr<Source> open_stream(std::istream& stream) {
   stream.clear();
   return read_all([&stream](size_t, size_t count, char* out) {
     stream.read(out, static_cast<std::streamsize>(count));
+    if (stream.bad()) {
+      fail("the stream cannot be read");
+    }
     return static_cast<size_t>(stream.gcount());
   });
 }

@@ -29,6 +29,19 @@ std::string text_of(const std::vector<int64_t>& values) {
   return text + "]";
 }
 
+bool lies_in_storage(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return true;
+  }
+  int64_t last = tensor.storage_offset();
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return bytes_of(static_cast<uint64_t>(last) + 1, tensor.scalar_type()) <=
+             tensor.storage().nbytes() &&
+         (tensor.is_meta() || tensor.storage().data() != nullptr);
+}
+
 /// Fails unless the view's elements lie between 0 and `available` bytes, and
 /// all its numbers can be computed with.
 void check_view(const ViewOptions& view, uint64_t available) {

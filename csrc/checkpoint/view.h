@@ -21,6 +21,10 @@ struct ViewOptions {
 /// all its numbers can be computed with.
 void check_view(const ViewOptions& view, uint64_t available);
 
+/// Whether all elements of a dense tensor lie in its storage, whose memory may
+/// have been given back.
+bool lies_in_storage(const at::Tensor& tensor);
+
 /// A dense tensor over a storage. A view that does not lie inside fails.
 at::Tensor view_of(StorageRef& storage, const ViewOptions& options);
 

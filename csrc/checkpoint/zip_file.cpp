@@ -15,6 +15,7 @@ std::string find_root(const ZipArchive& zip) {
   bool is_package = false;
   bool is_old_script = false;
   bool is_numpy = false;
+  bool is_export = false;
   for (const ZipEntry& entry : zip.entries()) {
     const size_t slash = entry.name.find('/');
     const std::string_view inside =
@@ -27,6 +28,8 @@ std::string find_root(const ZipArchive& zip) {
     is_package = is_package || inside == ".data/extern_modules";
     is_old_script = is_old_script || inside == "model.json";
     is_numpy = is_numpy || entry.name.ends_with(".npy");
+    is_export = is_export || inside == "archive_format" ||
+                inside == "serialized_exported_program.json";
   }
   if (roots.empty() && is_package) {
     fail(
@@ -37,6 +40,11 @@ std::string find_root(const ZipArchive& zip) {
     fail(
         "is a TorchScript archive of torch 1.0 to 1.3: load it in Python and "
         "save the state_dict");
+  }
+  if (roots.empty() && is_export) {
+    fail(
+        "is a torch.export archive (.pt2): load it in Python with "
+        "torch.export.load, and save the state_dict");
   }
   if (roots.empty() && is_numpy) {
     fail(

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "command_line/python_text.h"
+#include "detail/wording.h"
 
 namespace dataparallel::command_line {
 namespace {
@@ -87,37 +88,49 @@ std::vector<c10::IValue> elements_of(const c10::IValue& sequence) {
 }
 
 /// Sets have no order.
-std::vector<c10::IValue> sorted_elements(const c10::IValue& set) {
-  std::vector<c10::IValue> elements = to_opaque(set)->elements;
-  std::stable_sort(elements.begin(), elements.end(),
-                   [](const c10::IValue& a, const c10::IValue& b) {
-                     return python_text(a) < python_text(b);
-                   });
+std::vector<c10::IValue> sorted_elements(const c10::IValue& set,
+                                         KeyDigest& digest) {
+  using Named = std::pair<std::pair<std::string, std::string>, c10::IValue>;
+  std::vector<Named> named;
+  for (const c10::IValue& element : to_opaque(set)->elements) {
+    named.push_back({{python_text(element), digest.of(element)}, element});
+  }
+  std::stable_sort(
+      named.begin(), named.end(),
+      [](const Named& a, const Named& b) { return a.first < b.first; });
+  std::vector<c10::IValue> elements;
+  for (Named& one : named) {
+    elements.push_back(std::move(one.second));
+  }
   return elements;
 }
 
-bool says_all_as_text(const c10::IValue& key) {
-  return !key.isTensor() && kind_of(key) != Kind::kObject;
+/// Keys that are compared as values are, those of one text in their order.
+bool is_compared(const c10::IValue& key) {
+  return key.isTensor() || kind_of(key) == Kind::kObject;
 }
 
 std::string child_key(const std::string& parent, const c10::IValue& key) {
   if (key.isString()) {
-    return parent + (parent.empty() ? "" : ".") + key.toStringRef();
+    return detail::shortened(parent + (parent.empty() ? "" : ".") +
+                             key.toStringRef());
   }
-  return parent + "[" + python_text(key) + "]";
+  return detail::shortened(parent + "[" + python_text(key) + "]");
 }
 
 std::string child_key(const std::string& parent, size_t index) {
-  return parent + "[" + std::to_string(index) + "]";
+  return detail::shortened(parent + "[" + std::to_string(index) + "]");
 }
 
 /// The place of each key; those of one text are told apart by their order.
 std::vector<std::string> names_of(
-    const std::vector<std::pair<c10::IValue, c10::IValue>>& items) {
+    const std::vector<std::pair<c10::IValue, c10::IValue>>& items,
+    KeyDigest& digest) {
   std::vector<std::string> names;
   std::unordered_map<std::string, size_t> times;
   for (const auto& [key, value] : items) {
-    const std::string text = python_text(key);
+    const std::string text =
+        is_compared(key) ? python_text(key) : digest.of(key);
     const size_t time = times[text]++;
     names.push_back(time == 0 ? text : text + " " + std::to_string(time + 1));
   }
@@ -148,10 +161,17 @@ uint64_t count(const c10::IValue& value, std::set<const void*>& seen) {
   return sum;
 }
 
+bool same_number(double a, double b) {
+  return a == b || (std::isnan(a) && std::isnan(b));
+}
+
 bool same_plain(const c10::IValue& a, const c10::IValue& b) {
   if (a.isDouble() && b.isDouble()) {
-    return a.toDouble() == b.toDouble() ||
-           (std::isnan(a.toDouble()) && std::isnan(b.toDouble()));
+    return same_number(a.toDouble(), b.toDouble());
+  }
+  if (a.isComplexDouble() && b.isComplexDouble()) {
+    const auto x = a.toComplexDouble(), y = b.toComplexDouble();
+    return same_number(x.real(), y.real()) && same_number(x.imag(), y.imag());
   }
   return a.tagKind() == b.tagKind() && python_text(a) == python_text(b);
 }
@@ -188,7 +208,8 @@ void Comparison::compare(const std::string& key, const c10::IValue& a,
       if (type_of(a) != type_of(b)) {
         note(key, &a, &b, "type");
       }
-      compare_elements(key, sorted_elements(a), sorted_elements(b));
+      compare_elements(key, sorted_elements(a, digest_),
+                       sorted_elements(b, digest_));
       return;
     case Kind::kObject:
       compare_objects(key, a, b);
@@ -239,7 +260,7 @@ void Comparison::compare_mappings(const std::string& key, const c10::IValue& a,
 
 bool Comparison::compare_items(const std::string& key, const Items& a,
                                const Items& b) {
-  const std::vector<std::string> a_names = names_of(a), b_names = names_of(b);
+  const auto a_names = names_of(a, digest_), b_names = names_of(b, digest_);
   std::unordered_map<std::string, size_t> places;
   for (size_t i = 0; i < b.size(); ++i) {
     places.emplace(b_names[i], i);
@@ -258,7 +279,7 @@ bool Comparison::compare_items(const std::string& key, const Items& a,
     in_order = in_order && j >= last;
     last = j;
     found[j] = true;
-    if (!says_all_as_text(a[i].first)) {
+    if (is_compared(a[i].first)) {
       compare(child + ".key", a[i].first, b[j].first);
     }
     compare(child, a[i].second, b[j].second);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "command_line/compare_tensors.h"
+#include "command_line/key_digest.h"
 
 namespace dataparallel::command_line {
 
@@ -64,6 +65,7 @@ class Comparison {
   void note(const std::string& key, const c10::IValue* a, const c10::IValue* b,
             const std::string& property, TensorDifference tensor = {});
 
+  KeyDigest digest_;
   bool values_only_;
   std::function<void(uint64_t)> progress_;
   std::vector<Difference> differences_;

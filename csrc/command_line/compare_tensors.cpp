@@ -108,10 +108,18 @@ at::Tensor distance(const at::Tensor& a, const at::Tensor& b) {
 void compare_piece(const at::Tensor& a, const at::Tensor& b,
                    at::ScalarType dtype, TensorDifference& result) {
   const at::Tensor p = numbers(a, dtype), q = numbers(b, dtype);
-  const at::Tensor p_nan = p.isnan(), q_nan = q.isnan();
-  const at::Tensor differs =
-      p.ne(q).logical_and(p_nan.logical_and(q_nan).logical_not());
-  const at::Tensor nan_in_one = p_nan.logical_xor(q_nan);
+  // Of complex numbers each part.
+  const bool is_complex = p.is_complex();
+  const at::Tensor x = is_complex ? at::view_as_real(p) : p;
+  const at::Tensor y = is_complex ? at::view_as_real(q) : q;
+  const at::Tensor x_nan = x.isnan(), y_nan = y.isnan();
+  at::Tensor differs =
+      x.ne(y).logical_and(x_nan.logical_and(y_nan).logical_not());
+  at::Tensor nan_in_one = x_nan.logical_xor(y_nan);
+  if (is_complex) {
+    differs = differs.any(/*dim=*/-1);
+    nan_in_one = nan_in_one.any(/*dim=*/-1);
+  }
   result.different += differs.sum().item<int64_t>();
   result.nan_in_one += nan_in_one.sum().item<int64_t>();
   const at::Tensor both = differs.logical_and(nan_in_one.logical_not());

@@ -36,7 +36,8 @@ class Converter {
     }
     at::Tensor& result = objects_[tensor.unsafeGetTensorImpl()];
     if (!result.defined()) {
-      result = tensor.layout() == at::kStrided && tensor.has_storage()
+      result = tensor.layout() == at::kStrided && tensor.has_storage() &&
+                       !tensor.is_nested()
                    ? view(tensor)
                    : tensor.detach().to(dtype_);
       result.set_requires_grad(tensor.requires_grad());
@@ -75,9 +76,10 @@ class Converter {
 
 /// The elements that are numbers in memory; of a sparse tensor its values.
 at::Tensor values_of(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided  ? tensor.detach()
-         : tensor.layout() == at::kSparse ? tensor.detach()._values()
-                                          : tensor.detach().values();
+  return tensor.is_nested()                ? tensor.detach().values()
+         : tensor.layout() == at::kStrided ? tensor.detach()
+         : tensor.layout() == at::kSparse  ? tensor.detach()._values()
+                                           : tensor.detach().values();
 }
 
 double largest(at::ScalarType dtype) {

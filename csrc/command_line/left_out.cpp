@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "command_line/python_text.h"
+#include "detail/wording.h"
 
 namespace dataparallel::command_line {
 namespace {
@@ -45,7 +46,8 @@ class Search {
     for (const auto& item : mapping) {
       const std::string name = item.key().isString() ? item.key().toStringRef()
                                                      : python_text(item.key());
-      const std::string key = path.empty() ? name : path + "." + name;
+      const std::string key =
+          detail::shortened(path.empty() ? name : path + "." + name);
       if (!found && find(item.value(), key, others)) {
         found = true;
       } else {

@@ -14,6 +14,10 @@ namespace dataparallel::command_line {
 namespace {
 
 constexpr size_t kMostBytesOfACell = 60;
+/// A value may hold another one as often as it likes, and that one too.
+constexpr int kMostValues = 1000;
+
+std::string text_of(const c10::IValue& value, int& budget);
 
 std::string number_text(double value) {
   std::string text = fmt::format("{}", value);
@@ -39,10 +43,15 @@ std::string quoted(const std::string& text, bool is_bytes) {
   return result + "'";
 }
 
-std::string joined(c10::ArrayRef<c10::IValue> elements, bool sorted = false) {
+std::string joined(c10::ArrayRef<c10::IValue> elements, int& budget,
+                   bool sorted = false) {
   std::vector<std::string> texts;
   for (const c10::IValue& element : elements) {
-    texts.push_back(python_text(element));
+    if (budget <= 0) {
+      texts.emplace_back("...");
+      break;
+    }
+    texts.push_back(text_of(element, budget));
   }
   if (sorted) {
     std::sort(texts.begin(), texts.end());
@@ -50,7 +59,7 @@ std::string joined(c10::ArrayRef<c10::IValue> elements, bool sorted = false) {
   return c10::Join(", ", texts);
 }
 
-std::string opaque_text(const Opaque& opaque) {
+std::string opaque_text(const Opaque& opaque, int& budget) {
   const std::string& type = opaque.class_name;
   const bool has_text = opaque.args.size() == 1 && opaque.args[0].isString();
   if (has_text && (type == "torch.dtype" || type == "torch.layout" ||
@@ -70,27 +79,23 @@ std::string opaque_text(const Opaque& opaque) {
     return "bytearray(" + quoted(opaque.args[0].toStringRef(), true) + ")";
   }
   if (type == "builtins.slice") {
-    return "slice(" + joined(opaque.args) + ")";
+    return "slice(" + joined(opaque.args, budget) + ")";
   }
   if (type == "torch.Size") {
-    return "torch.Size([" + joined(opaque.elements) + "])";
+    return "torch.Size([" + joined(opaque.elements, budget) + "])";
   }
   if (type == "builtins.set" && !opaque.elements.empty()) {
-    return "{" + joined(opaque.elements, /*sorted=*/true) + "}";
+    return "{" + joined(opaque.elements, budget, /*sorted=*/true) + "}";
   }
   if (type == "builtins.frozenset" && !opaque.elements.empty()) {
-    return "frozenset({" + joined(opaque.elements, /*sorted=*/true) + "})";
+    return "frozenset({" + joined(opaque.elements, budget, /*sorted=*/true) +
+           "})";
   }
   return "<" + type + ">";
 }
 
-std::string without_module(const std::string& class_name) {
-  return class_name.substr(class_name.rfind('.') + 1);
-}
-
-}  // namespace
-
-std::string python_text(const c10::IValue& value) {
+std::string text_of(const c10::IValue& value, int& budget) {
+  --budget;
   if (value.isTensor()) {
     return "tensor(" + tensor_text(value.toTensor()) + ")";
   }
@@ -118,12 +123,23 @@ std::string python_text(const c10::IValue& value) {
   }
   if (value.isTuple()) {
     const auto elements = value.toTupleRef().elements().asArrayRef();
-    return "(" + joined(elements) + (elements.size() == 1 ? ",)" : ")");
+    return "(" + joined(elements, budget) + (elements.size() == 1 ? ",)" : ")");
   }
   if (is_opaque(value)) {
-    return opaque_text(*to_opaque(value));
+    return opaque_text(*to_opaque(value), budget);
   }
   return "<" + python_type_name(value) + ">";
+}
+
+std::string without_module(const std::string& class_name) {
+  return class_name.substr(class_name.rfind('.') + 1);
+}
+
+}  // namespace
+
+std::string python_text(const c10::IValue& value) {
+  int budget = kMostValues;
+  return text_of(value, budget);
 }
 
 std::string tensor_text(const at::Tensor& tensor) {

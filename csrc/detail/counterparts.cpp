@@ -44,8 +44,10 @@ void Matching::refuse_assigned(const char* kind,
   TORCH_CHECK_TYPE(
       false, function, ": ", kind, " ", name, " of ", modules[0]->type_name(),
       " is registered, but its member holds another tensor (a tie made by "
-      "assignment?), which a clone loses; tie it in reset(), or pass a factory "
-      "that makes a replica for a device");
+      "assignment?), which a clone loses; use one tensor in forward "
+      "(torch::nn::functional::linear(x, embedding->weight)), or pass a "
+      "factory "
+      "that makes a replica for a device and ties it");
 }
 
 // Compares each replica with the original; see "checked" in `Replicas`.

@@ -97,13 +97,12 @@ void ReplicaEdges::lay_out() {
 // The accumulators behind a bucket's node all run, those of unused parameters
 // with an undefined gradient, and so do hooks on these; one device calls none.
 // So a parameter has a node of its own if it has hooks, or if the first forward
-// did not use it (hooks may come between a forward and its backward).
+// did not use it (hooks may come between a forward and its backward). And so
+// has a buffer that is computed from others: the nodes that made it would run
+// too, and give back what they have saved for their own backward.
 bool ReplicaEdges::stands_alone(size_t i) const {
   const at::Tensor& original = counterparts_[i].original;
-  const auto accumulator =
-      torch::autograd::impl::try_get_grad_accumulator(original);
-  return unused_.count(i) > 0 || has_hooks(original) ||
-         (accumulator != nullptr && !accumulator->post_hooks().empty());
+  return unused_.count(i) > 0 || has_hooks(original) || !original.is_leaf();
 }
 
 std::vector<std::vector<size_t>> ReplicaEdges::buckets() const {

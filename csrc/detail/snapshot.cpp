@@ -25,8 +25,13 @@ const void* data_of(const at::Tensor& tensor) {
 
 bool has_hooks(const at::Tensor& tensor) {
   const auto* meta = get_autograd_meta(tensor);
-  return meta != nullptr &&
-         (!meta->hooks_.empty() || meta->post_acc_grad_hooks_ != nullptr);
+  if (meta == nullptr) {
+    return false;
+  }
+  const auto accumulator =
+      torch::autograd::impl::try_get_grad_accumulator(tensor);
+  return !meta->hooks_.empty() || meta->post_acc_grad_hooks_ != nullptr ||
+         (accumulator != nullptr && !accumulator->post_hooks().empty());
 }
 
 Snapshot snapshot(const at::Tensor& tensor) {

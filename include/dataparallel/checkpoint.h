@@ -122,11 +122,12 @@ class DATAPARALLEL_EXPORT LoadOptions {
 /// `dropped_entries`.
 ///
 /// A pickled `nn.Module` becomes its state_dict: parameters and persistent
-/// buffers. What its class adds by code of its own (`get_extra_state`,
-/// `state_dict`) is not in the file and is missing. Where that can be seen,
-/// the module stays opaque, alone or in the state_dict of the module around
-/// it: torch's quantized modules, and modules with hooks for their state_dict.
-/// So do what is registered but is no tensor, as a lazy module's parameters.
+/// buffers, without `_metadata`. What its class adds by code of its own
+/// (`get_extra_state`, `state_dict`) is not in the file and is missing. Where
+/// that can be seen, the module stays opaque, alone or in the state_dict of the
+/// module around it: torch's quantized modules, and modules with hooks for
+/// their state_dict. So do what is registered but is no tensor, as a lazy
+/// module's parameters.
 ///
 /// Without `map_location` each storage goes to the device its tag names.
 /// Storages are read one at a time, straight to their device.
@@ -160,7 +161,9 @@ DATAPARALLEL_EXPORT c10::IValue load(const char* bytes, size_t size,
 
 /// A tensor of a checkpoint, as `inspect` sees it.
 struct TensorInfo {
-  std::string key;  ///< "layer.weight"; "model.layer.weight" where nested
+  /// "layer.weight"; "model.layer.weight" where nested. One of more than 400
+  /// bytes by its two ends, with "..." between.
+  std::string key;
   at::ScalarType dtype;
   std::vector<int64_t> shape;  ///< of a nested tensor: all its elements
   std::string device;          ///< the file's tag
@@ -199,6 +202,9 @@ inline constexpr std::array<std::string_view, 10> kUsualNames = {
 /// it ("0"). Without, the only one that there is; where there are
 /// several, the only one whose name is "state_dict" or has one of `kUsualNames`
 /// among its words, which end at "_", "-", "." and " ".
+///
+/// An empty mapping is one where it is the value itself: that of a module
+/// without tensors.
 ///
 /// Throws `CheckpointError` where there is none, where there are several (with
 /// the keys of all), and where `key` leads to no mapping from names.

@@ -352,13 +352,15 @@ class DataParallelImpl : public detail::WrapperBase {
   /// graph; the loss is computed in the replicas, and outputs are not joined.
   ///
   /// `inputs`: a `std::tuple` of forward's arguments, or the one argument.
-  /// `targets`: anything nested, split along `dim`. `loss_fn(output, targets)`
-  /// is called in each replica's thread, at the same time, and returns a scalar
-  /// that is the mean over that replica's samples: replicas are weighted by
-  /// their number of samples. Where that is not the divisor (`ignore_index`,
-  /// padding), it returns a pair (or a tuple) of the loss and its weight, the
-  /// divisor, 0 or more, as a number or a zero-dimensional tensor; one on a
-  /// device is waited for, and gradients flow through one that has a graph.
+  /// `targets`: anything nested, split along `dim`, or by the rule that
+  /// `DataParallelOptions::inputs` has for the position after the last
+  /// argument. `loss_fn(output, targets)` is called in each replica's thread,
+  /// at the same time, and returns a scalar that is the mean over that
+  /// replica's samples: replicas are weighted by their number of samples. Where
+  /// that is not the divisor (`ignore_index`, padding), it returns a pair (or a
+  /// tuple) of the loss and its weight, the divisor, 0 or more, as a number or
+  /// a zero-dimensional tensor; one on a device is waited for, and gradients
+  /// flow through one that has a graph.
   ///
   ///     const auto loss_fn = [](const auto& output, const auto& target) {
   ///       return torch::nn::functional::cross_entropy(output, target);
@@ -534,7 +536,7 @@ class DataParallelImpl : public detail::WrapperBase {
       names.push_back("targets");
       ScatterOptions options = options_.scatter();
       auto rules = options.inputs();
-      rules[sizeof...(args)] = split(options.dim());
+      rules.try_emplace(sizeof...(args), split(options.dim()));
       options.inputs(std::move(rules));
       auto call =
           detail::scatter_call(devices(), options, names, args..., targets);

@@ -458,9 +458,15 @@ void merge_into(T& result, const std::vector<const T*>& values,
     merge_members(result, values, path, merger,
                   [](T& v) { return nested_struct<T>::tie(v); });
   } else {
+    static_assert(
+        !hides_tensors<T>(),
+        "dataparallel: this result holds tensors, but its type is not "
+        "one that is walked, so all but the first replica's would be "
+        "lost: give it a dataparallel::nested_struct");
     static_assert(std::equality_comparable<T>,
                   "gather: this type is neither nested nor comparable: give it "
-                  "a dataparallel::nested_struct or an operator==");
+                  "a dataparallel::nested_struct, or an operator== if it holds "
+                  "no tensors");
     bool same = true;
     for (const T* value : values) {
       same = same && same_plain(*value, result);

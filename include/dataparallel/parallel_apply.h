@@ -88,8 +88,9 @@ class DATAPARALLEL_EXPORT BorrowedTeam {
 ///     auto outputs = dataparallel::parallel_apply(
 ///         layers, dataparallel::scatter(images, devices), devices);
 ///
-/// Throws `c10::ValueError` if the three lists are not equally long. Thread
-/// safety: any thread, also inside a worker.
+/// Throws `c10::ValueError` if the three lists are not equally long,
+/// `c10::TypeError` for an empty holder. Thread safety: any thread, also inside
+/// a worker.
 template <class Module, class Input>
 auto parallel_apply(std::vector<Module>& modules,
                     const std::vector<Input>& inputs,
@@ -107,6 +108,12 @@ auto parallel_apply(std::vector<Module>& modules,
       modules.size() == inputs.size() && inputs.size() == devices.size(),
       "parallel_apply: there are ", modules.size(), " modules, ", inputs.size(),
       " inputs and ", devices.size(), " devices, expected as many of each");
+  if constexpr (requires(const Module& module) { module.is_empty(); }) {
+    for (size_t i = 0; i < modules.size(); ++i) {
+      TORCH_CHECK_TYPE(!modules[i].is_empty(), "parallel_apply: modules[", i,
+                       "] is empty, expected a holder with a module in it");
+    }
+  }
   const auto checked = check_devices("parallel_apply", devices);
   std::vector<int64_t> replicas(modules.size());
   for (size_t i = 0; i < replicas.size(); ++i) {

@@ -68,7 +68,9 @@ DATAPARALLEL_EXPORT c10::IValue from_opaque(c10::intrusive_ptr<Opaque> opaque);
 
 /// Where an object of a class unknown to the library lies.
 struct OpaqueEntry {
-  std::string path;  ///< `['extra'][3]`, `['options'].state['scheduler']`
+  /// `['extra'][3]`, `['options'].state['scheduler']`; one of more than 400
+  /// bytes by its two ends, with "..." between.
+  std::string path;
   std::string class_name;
 };
 

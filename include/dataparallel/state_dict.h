@@ -198,11 +198,16 @@ concept HoldsModule = requires(const M& holder) {
   *pointer;
 };
 
+/// Throws `c10::TypeError` for a null pointer, and what an empty holder throws.
 template <HoldsModule M>
-auto& held_module(const M& holder) {
+auto& held_module(const std::string& function, const M& holder) {
   if constexpr (requires { holder.ptr(); }) {
     return *holder.ptr();
   } else {
+    if constexpr (requires { holder == nullptr; }) {
+      TORCH_CHECK_TYPE(holder != nullptr, function,
+                       ": module is a null pointer, expected a module");
+    }
     return *holder;
   }
 }
@@ -211,14 +216,15 @@ auto& held_module(const M& holder) {
 
 template <detail::HoldsModule M>
 StateDict state_dict(const M& holder) {
-  return state_dict(detail::held_module(holder));
+  return state_dict(detail::held_module("state_dict", holder));
 }
 
 template <detail::HoldsModule M>
 LoadStateDictResult load_state_dict(const M& holder,
                                     const StateDict& state_dict,
                                     const LoadStateDictOptions& options = {}) {
-  return load_state_dict(detail::held_module(holder), state_dict, options);
+  return load_state_dict(detail::held_module("load_state_dict", holder),
+                         state_dict, options);
 }
 
 }  // namespace dataparallel

@@ -407,6 +407,7 @@ TEST_CASE("types that hold tensors where nobody walks are told apart",
   static_assert(hides_tensors<std::deque<at::Tensor>>());
   static_assert(hides_tensors<std::variant<int, at::Tensor>>());
   static_assert(hides_tensors<torch::data::Example<>>());
+  static_assert(hides_tensors<c10::Dict<std::string, at::Tensor>>());
   static_assert(!hides_tensors<Config>());
   static_assert(!hides_tensors<std::deque<int>>());
   static_assert(!hides_tensors<std::string>());

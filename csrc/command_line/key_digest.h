@@ -1,0 +1,23 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <string>
+#include <unordered_map>
+
+namespace dataparallel::command_line {
+
+/// Short texts that are the same for values that hold the same, and others for
+/// others (but for accidents of a 160-bit hash): of keys that hold values
+/// themselves. Each value is looked at once, however often it is held.
+class KeyDigest {
+ public:
+  std::string of(const c10::IValue& value);
+
+ private:
+  std::string contents(const c10::IValue& value);
+
+  std::unordered_map<const void*, std::string> known_;
+};
+
+}  // namespace dataparallel::command_line
