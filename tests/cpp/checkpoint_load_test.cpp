@@ -489,6 +489,9 @@ TEST_CASE("find_state_dict takes the one there is, or asks",
     CHECK(number(find_state_dict(root, "0.5")) == 12);
     CHECK(number(find_state_dict(root, "1")) == 13);
   }
+  SECTION("of a module without tensors") {
+    CHECK(find_state_dict(make_mapping("collections.OrderedDict")).empty());
+  }
   SECTION("a key that ends with a dot is another one") {
     root.insert("model", state(15));
     CHECK_THAT(

@@ -99,6 +99,31 @@ TEST_CASE("forward_backward leaves the whole batch's loss and gradients",
   test::check_same_gradients(*s.net, *s.single);
 }
 
+TEST_CASE("targets can have a rule of their own", "[loss]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  Setup s(devices);
+  const auto options = [&] {
+    return dp::DataParallelOptions().devices(devices).dim(1).inputs(
+        {{0, dp::split(0)}, {1, dp::split(0)}});
+  };
+  dp::DataParallel<Mlp> model(s.net, options());
+  const auto loss = model->forward_backward(cross_entropy, s.x, s.y);
+  const auto expected = cross_entropy(s.single(s.x), s.y);
+  expected.backward();
+  test::check_equal("loss", loss, expected);
+  test::check_same_gradients(*s.net, *s.single);
+  // Or by sample.
+  dp::DataParallel<Mlp> listed(
+      s.net, options().inputs({{0, dp::split(0)}, {1, dp::split_by_sample()}}));
+  const std::vector<int64_t> list(s.y.numel(), 1);
+  listed->loss(
+      [](const torch::Tensor& y, const std::vector<int64_t>& targets) {
+        CHECK(static_cast<int64_t>(targets.size()) == y.size(0));
+        return y.mean();
+      },
+      s.x, list);
+}
+
 TEST_CASE("forward_backward adds to the gradients that are there", "[loss]") {
   const auto devices = GENERATE(from_range(test::device_lists()));
   INFO(test::name(devices));

@@ -40,6 +40,47 @@ struct Pair {
   dp::DataParallel<Net> model;
 };
 
+/// Two layers of which `which` chooses: 1, 2 or both.
+struct BranchesImpl : torch::nn::Cloneable<BranchesImpl> {
+  BranchesImpl() { reset(); }
+  void reset() override {
+    first = register_module("first", torch::nn::Linear(4, 3));
+    second = register_module("second", torch::nn::Linear(4, 3));
+  }
+  torch::Tensor forward(const torch::Tensor& x, int which) {
+    return which == 1   ? first(x)
+           : which == 2 ? second(x)
+                        : first(x) + second(x);
+  }
+  torch::nn::Linear first{nullptr};
+  torch::nn::Linear second{nullptr};
+};
+TORCH_MODULE(Branches);
+
+/// The same with buffers that are computed from parameters outside forward.
+struct ComputedImpl : torch::nn::Cloneable<ComputedImpl> {
+  ComputedImpl() { reset(); }
+  void reset() override {
+    first = register_parameter("first", torch::ones({4}));
+    second = register_parameter("second", torch::full({4}, 2.0));
+    of_first = register_buffer("of_first", torch::zeros({4}));
+    of_second = register_buffer("of_second", torch::zeros({4}));
+  }
+  void compute() {
+    of_first.detach_();
+    of_first.zero_().add_(first.pow(2));
+    of_second.detach_();
+    of_second.zero_().add_(second.pow(3));
+  }
+  torch::Tensor forward(const torch::Tensor& x, int which) {
+    return which == 1   ? x * of_first
+           : which == 2 ? x * of_second
+                        : x * of_first * of_second;
+  }
+  torch::Tensor first, second, of_first, of_second;
+};
+TORCH_MODULE(Computed);
+
 /// (|d output / d input| - 1)^2.
 template <class Model>
 torch::Tensor gradient_penalty(Model& model, const torch::Tensor& batch) {
@@ -624,6 +665,52 @@ TEST_CASE("a hook added after forward on a parameter that was never used",
   y.backward();
   CHECK(calls == 0);
   CHECK_FALSE(unused.grad().defined());
+}
+
+TEST_CASE("post hooks of an accumulator that no replica uses are not called",
+          "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Pair<Branches> both(devices);
+  const auto x = batch_on(both.device);
+  both.model(x, 3).sum().backward();  // uses both branches
+  struct Count : torch::autograd::FunctionPostHook {
+    explicit Count(int& calls) : calls(calls) {}
+    torch::autograd::variable_list operator()(
+        const torch::autograd::variable_list& outputs,
+        const torch::autograd::variable_list&) override {
+      ++calls;
+      return outputs;
+    }
+    int& calls;
+  };
+  int calls = 0;
+  const auto accumulator =
+      torch::autograd::impl::grad_accumulator(both.net->second->weight);
+  accumulator->add_post_hook(std::make_unique<Count>(calls));
+  both.model(x, 1).sum().backward();
+  CHECK(calls == 0);
+  both.model(x, 2).sum().backward();
+  CHECK(calls == 1);
+}
+
+TEST_CASE("a backward leaves the graphs of buffers that it does not use",
+          "[gradients]") {
+  const auto devices = GENERATE(from_range(test::device_lists()));
+  INFO(test::name(devices));
+  Pair<Computed> both(devices);
+  const auto x = batch_on(both.device);
+  both.net->compute();
+  both.model(x, 3);  // both are used, and share a bucket
+  for (int step = 0; step < 2; ++step) {
+    both.net->compute();
+    both.single->compute();
+    for (const int which : {1, 2}) {
+      both.model(x, which).pow(2).mean().backward();
+      both.single(x, which).pow(2).mean().backward();
+    }
+    test::check_same_gradients(*both.net, *both.single);
+  }
 }
 
 TEST_CASE("a parameter used several times: a hundred runs agree bit for bit",

@@ -7,6 +7,7 @@
 #include <dataparallel/parallel_apply.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -793,6 +794,48 @@ TEST_CASE("the caller's intra-op threads are untouched by a throwing run",
   CHECK_THROWS(
       run(test::cpu(2), [](int64_t) { throw std::runtime_error("stop"); }));
   CHECK(at::get_num_threads() == 4);
+}
+
+// Other processes.
+
+TEST_CASE("a forked process makes its own threads, or is told to",
+          "[parallel_apply]") {
+  const auto in_child = [](const std::function<bool()>& act) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(30);  // rather than wait for threads that are not there
+      _exit(act() ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  };
+  std::vector<std::function<int(int)>> twice(2, [](int x) { return 2 * x; });
+  const std::vector<int> inputs{1, 2};
+  const auto apply = [&] {
+    return parallel_apply(twice, inputs, test::cpu(2)) == std::vector{2, 4};
+  };
+  auto team = std::make_unique<WorkerTeam>(test::cpu(2));
+  team->run({0, 1}, [](int64_t) {});
+  CHECK(apply());
+  CHECK(in_child(apply));
+  CHECK(in_child([&] {
+    const std::string text = message_of<c10::Error>([&] {
+      team->run({0, 1}, [](int64_t) {});
+    });
+    team.reset();  // does not wait
+    return text.find("forked from") != std::string::npos;
+  }));
+  CHECK(apply());
+}
+
+TEST_CASE("an empty module is an error before anything runs",
+          "[parallel_apply][errors]") {
+  std::vector<torch::nn::Linear> modules{torch::nn::Linear(2, 2), nullptr};
+  const std::vector<Tensor> inputs(2, torch::ones({1, 2}));
+  CHECK(message_of<c10::TypeError>([&] {
+          parallel_apply(modules, inputs, test::cpu(2));
+        }).find("modules[1] is empty") != std::string::npos);
 }
 
 // The end of the program.

@@ -544,6 +544,55 @@ TEST_CASE("what Python's own objects cannot hold is refused", "[save]") {
   with_keywords->kwargs = {{"x", one}};
   CHECK(contains(refused(dp::from_opaque(with_keywords)),
                  "holds kwargs, which no torch.dtype has"));
+  // What Python cannot make again when it reads the file.
+  for (const IValue& unhashable :
+       {IValue(list({})), IValue(dict()), tuple({one, list({})}),
+        opaque("builtins.set"), opaque("builtins.bytearray", {"x"})}) {
+    CHECK(contains(refused(opaque("builtins.set", {}, {one, unhashable})),
+                   "which has no hash in Python"));
+  }
+  auto keyed = c10::make_intrusive<dp::Opaque>("builtins.dict");
+  keyed->items = {{list({}), one}};
+  CHECK(
+      contains(refused(dp::from_opaque(keyed)), "holds a list, which has no"));
+  const auto defaulting = [&](const char* name, const IValue& value) {
+    return refused(
+        dp::make_mapping("collections.defaultdict", dict({{name, value}})));
+  };
+  CHECK(contains(defaulting("default_factory", one),
+                 "has an int as its default_factory"));
+  CHECK(contains(defaulting("foo", one), "carries 'foo'"));
+  CHECK(
+      contains(refused(opaque("torch.FloatStorage", {count(2, torch::kLong)})),
+               "holds a tensor of dtype int64, expected float32"));
+  CHECK(contains(
+      message_of<c10::ValueError>([&] {
+        dp::save(dict({{"a", dict({{true, 1}, {1, 2}})}}), folder / "x.pt");
+      }),
+      "twice, as Python compares them"));
+  CHECK(folder.files() == 0);
+}
+
+TEST_CASE("a tensor that goes beyond its storage is not written",
+          "[save][hostile]") {
+  const TemporaryFolder folder;
+  auto shrunk = count(10);
+  shrunk.storage().unsafeGetStorageImpl()->set_nbytes(8);
+  auto freed = count(10);
+  freed.storage().unsafeGetStorageImpl()->set_nbytes(0);
+  freed.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr());
+  for (const auto& tensor : {shrunk, freed}) {
+    CHECK(contains(message_of<c10::ValueError>([&] {
+                     dp::save(dict({{"a", tensor}}), folder / "x.pt");
+                   }),
+                   "the tensor at ['a'] goes beyond its storage"));
+    dp::StateDict state;
+    state.insert("a", tensor);
+    CHECK(contains(message_of<c10::ValueError>([&] {
+                     dp::save_safetensors(state, folder / "x.safetensors");
+                   }),
+                   "'a' goes beyond its storage"));
+  }
   CHECK(folder.files() == 0);
 }
 

@@ -693,6 +693,22 @@ TEST_CASE("the caller's own values stay as they are", "[scatter]") {
   CHECK(same(list.toTensorVector()[0], counted({4})));
 }
 
+TEST_CASE("float8 results keep their graph", "[gather]") {
+  for (const auto dtype : {torch::kFloat8_e4m3fn, torch::kFloat8_e5m2}) {
+    const Tensor leaf = counted({6, 2}).requires_grad_();
+    auto parts = scatter(leaf, test::cpu(3));
+    for (Tensor& part : parts) {
+      part = part.to(dtype);
+    }
+    const Tensor joined = gather(parts, torch::kCPU);
+    CHECK(joined.scalar_type() == dtype);
+    REQUIRE(joined.requires_grad());
+    joined.to(torch::kFloat).sum().backward();
+    CHECK(same(leaf.grad(), torch::ones({6, 2})));
+    CHECK(same(joined.to(torch::kFloat), leaf.to(dtype).to(torch::kFloat)));
+  }
+}
+
 TEST_CASE("a pinned batch arrives whole, without a race", "[scatter][sim]") {
   const Devices devices = test::sim(2);
   Tensor batch;

@@ -761,3 +761,13 @@ TEST_CASE("a state_dict becomes an OrderedDict and comes back",
       contains(message_of<c10::TypeError>([] { StateDict::from_ivalue(1.0); }),
                "expected a mapping of names to tensors, got Double"));
 }
+
+TEST_CASE("a null pointer is an error", "[state_dict][errors]") {
+  const std::shared_ptr<torch::nn::LinearImpl> none;
+  CHECK(test::message_of<c10::TypeError>([&] {
+          dataparallel::state_dict(none);
+        }) == "state_dict: module is a null pointer, expected a module");
+  CHECK(test::message_of<c10::TypeError>([&] {
+          dataparallel::load_state_dict(none, {});
+        }) == "load_state_dict: module is a null pointer, expected a module");
+}

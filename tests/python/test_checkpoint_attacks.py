@@ -1,11 +1,15 @@
 """Files that were made to do harm, each in its own way."""
 
+import os
 import random
 import struct
+import subprocess
+import zipfile
 
 import pytest
 import torch
 from checkpoint_oracle import error_of, load, needs_dump
+from programs import DATAPARALLEL, needs_dataparallel, run, run_json
 from test_checkpoint_pickle import checkpoint
 
 pytestmark = needs_dump
@@ -61,6 +65,70 @@ def test_a_class_of_constants_is_not_called(name, tmp_path):
     data += struct.pack("<I", len(text)) + text.encode() + b"\x85R."
     path = checkpoint(tmp_path / "called.pt", data)
     assert f"torch.{name} is called" in error_of(path)
+
+
+def text(value):
+    return b"X" + struct.pack("<I", len(value)) + value
+
+
+def deep(levels, key_bytes):
+    """A tensor in each of many mappings, one in the other, with long keys."""
+    tensor = (
+        b"ctorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\n"
+        b"X\1\0\0\0000X\3\0\0\0cpuK\1tQK\0))\x89ccollections\nOrderedDict\n)RtR"
+    )
+    level = b"}(" + text(b"t") + tensor
+    keys = [text(b"k" * key_bytes + str(i).encode()) for i in range(levels)]
+    opened = b"".join(level + key for key in keys)
+    return b"\x80\x02" + opened + b"K\x01" + b"u" * levels
+
+
+@needs_dataparallel
+@pytest.mark.parametrize("command", ["inspect", "convert", "diff"])
+def test_long_keys_one_in_the_other_do_not_take_memory(command, tmp_path):
+    path = tmp_path / "deep.pt"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("a/data.pkl", deep(900, 10_000) + b".")
+        file.writestr("a/version", "3\n")
+        file.writestr("a/data/0", b"\0" * 4)
+    other = {"inspect": [], "convert": [tmp_path / "out.pt"], "diff": [path]}[command]
+    with (tmp_path / "out.txt").open("w") as out:
+        process = subprocess.Popen([DATAPARALLEL, command, path, *other], stdout=out)
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert used.ru_maxrss < 1_500_000  # KiB; torch alone takes 480,000
+    assert (tmp_path / "out.txt").stat().st_size < 2_000_000
+
+
+@needs_dataparallel
+def test_a_key_that_holds_itself_many_times_is_compared_at_once(tmp_path):
+    data = b"\x80\x02}K\x01\x85" + b"2\x86" * 45 + b"K\x01s."
+    path = checkpoint(tmp_path / "shared.pt", data)
+    assert "the same" in run("diff", path, path)
+    other = checkpoint(tmp_path / "other.pt", data.replace(b"K\x01\x85", b"K\x02\x85"))
+    found = run_json("diff", path, other, code=1)["differences"]
+    assert [difference["different"] for difference in found] == [["key"], ["key"]]
+
+
+@needs_dataparallel
+def test_what_is_no_checkpoint_and_has_no_end_is_not_read_to_it():
+    error = run("inspect", "/dev/zero", code=3)
+    assert "is no checkpoint: it begins with" in error
+
+
+def test_a_namespace_that_is_filled_twice_keeps_both(tmp_path):
+    data = b"\x80\x02cargparse\nNamespace\n)\x81}" + text(b"a") + b"K\x01sb}"
+    data += text(b"b") + b"K\x02sb."
+    loaded = load(checkpoint(tmp_path / "twice.pt", data))
+    assert loaded.value["state"]["items"] == [["a", 1], ["b", 2]]
+
+
+def test_a_torch_export_archive_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "net.pt2", "w") as file:
+        file.writestr("net/archive_format", "pt2")
+        file.writestr("net/models/model.json", "{}")
+    assert "is a torch.export archive (.pt2)" in error_of(tmp_path / "net.pt2")
 
 
 @pytest.mark.parametrize("kind", [b"set", b"frozenset"])

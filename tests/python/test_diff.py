@@ -1,6 +1,8 @@
 """`dataparallel diff`: what is the same, what is not, and what it says of it."""
 
 import collections
+import datetime
+import enum
 import json
 
 import pytest
@@ -276,3 +278,33 @@ def test_diff_compares_packed_quantized_elements(tmp_path):
     run("diff", a, a)
     (found,) = run_json("diff", a, b, code=1)["differences"]
     assert (found["different_elements"], found["max_difference"]) == (1, 1)
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ({(Color.RED, 0): 1}, {(Color.BLUE, 0): 1}),
+        ({(datetime.date(2020, 1, 1), 1): 2}, {(datetime.date(2021, 1, 1), 1): 2}),
+        ({(torch.tensor(1),): 0}, {(torch.tensor(2),): 0}),
+        ({frozenset([Color.RED]): 0}, {frozenset([Color.BLUE]): 0}),
+        (torch.tensor([complex(NAN, 1)]), torch.tensor([complex(NAN, 2)])),
+        (torch.tensor([complex(1, NAN)]), torch.tensor([complex(2, NAN)])),
+        (complex(NAN, 1), complex(NAN, 2)),
+    ],
+)
+def test_diff_looks_into_keys_and_both_parts_of_a_number(a, b, tmp_path):
+    for name, value in (("a.pt", a), ("b.pt", b)):
+        torch.save(value, tmp_path / name)
+    assert run("diff", tmp_path / "a.pt", tmp_path / "a.pt").startswith("the same")
+    assert run_json("diff", tmp_path / "a.pt", tmp_path / "b.pt", code=1)["differences"]
+
+
+def test_zero_is_zero_whatever_its_sign(tmp_path):
+    torch.save([0.0, complex(0, 0.0), torch.tensor([0.0, 0j])], tmp_path / "a.pt")
+    torch.save([-0.0, complex(0, -0.0), torch.tensor([-0.0, -0j])], tmp_path / "b.pt")
+    assert run("diff", tmp_path / "a.pt", tmp_path / "b.pt").startswith("the same")
