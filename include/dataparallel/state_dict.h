@@ -98,7 +98,8 @@ class DATAPARALLEL_EXPORT LoadStateDictOptions {
   /// gradients. Unlike there, they stay the same objects: optimizers made
   /// earlier, and the members of a `torch::nn::Module`, still hold them. So
   /// such a module refuses a tensor of another layout (a sparse one for a dense
-  /// one), which Python and a `torch::jit::Module` take.
+  /// one) or to and from the meta device, which Python and a
+  /// `torch::jit::Module` take.
   LoadStateDictOptions& assign(bool value);
   /// Renames the dictionary's entries first. Default: names as they are.
   LoadStateDictOptions& rename(Rename value);
