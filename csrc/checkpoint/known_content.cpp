@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <unordered_set>
 
 #include "checkpoint/known.h"
 #include "detail/wording.h"
@@ -52,6 +53,27 @@ std::string wrong_count(const char* member, size_t count,
          expected;
 }
 
+/// `seen`: tuples that were looked at; a tuple may hold another one as often as
+/// it likes.
+bool is_hashable(const c10::IValue& value,
+                 std::unordered_set<const void*>& seen) {
+  if (value.isTuple()) {
+    const auto elements = value.toTupleRef().elements().asArrayRef();
+    return !seen.insert(value.internalToPointer()).second ||
+           std::all_of(elements.begin(), elements.end(),
+                       [&](const c10::IValue& element) {
+                         return is_hashable(element, seen);
+                       });
+  }
+  const Opaque* opaque = as_opaque(value);
+  return !value.isList() && !value.isGenericDict() &&
+         (opaque == nullptr || !(opaque->class_name == "builtins.set" ||
+                                 opaque->class_name == "builtins.bytearray" ||
+                                 opaque->class_name == "builtins.slice" ||
+                                 opaque->class_name == "argparse.Namespace" ||
+                                 members_of(opaque->class_name).items));
+}
+
 /// One value in a set, or a key.
 std::string unhashable(const c10::IValue& value) {
   return "holds " + detail::with_article(python_type_name(value)) +
@@ -67,17 +89,8 @@ bool is_factory(const c10::IValue& value) {
 }
 
 bool is_hashable(const c10::IValue& value) {
-  if (value.isTuple()) {
-    const auto elements = value.toTupleRef().elements().asArrayRef();
-    return std::all_of(elements.begin(), elements.end(), is_hashable);
-  }
-  const Opaque* opaque = as_opaque(value);
-  return !value.isList() && !value.isGenericDict() &&
-         (opaque == nullptr || !(opaque->class_name == "builtins.set" ||
-                                 opaque->class_name == "builtins.bytearray" ||
-                                 opaque->class_name == "builtins.slice" ||
-                                 opaque->class_name == "argparse.Namespace" ||
-                                 members_of(opaque->class_name).items));
+  std::unordered_set<const void*> seen;
+  return is_hashable(value, seen);
 }
 
 std::string known_content_problem(const Opaque& opaque) {

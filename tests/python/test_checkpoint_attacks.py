@@ -112,6 +112,18 @@ def test_a_key_that_holds_itself_many_times_is_compared_at_once(tmp_path):
 
 
 @needs_dataparallel
+@pytest.mark.parametrize("kind", [b"set", b"frozenset"])
+def test_what_holds_itself_many_times_is_written_again_at_once(kind, tmp_path):
+    shared = b")" + b"2\x86" * 60
+    data = (
+        b"\x80\x02}" + shared + b"c__builtin__\n" + kind + b"\n]" + shared + b"a\x85Rs."
+    )
+    path = checkpoint(tmp_path / "shared.pt", data)
+    run("convert", path, tmp_path / "out.pt")
+    assert "the same" in run("diff", path, tmp_path / "out.pt")
+
+
+@needs_dataparallel
 def test_what_is_no_checkpoint_and_has_no_end_is_not_read_to_it():
     error = run("inspect", "/dev/zero", code=3)
     assert "is no checkpoint: it begins with" in error
