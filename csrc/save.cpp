@@ -60,6 +60,9 @@ void save(const c10::IValue& value, const std::string& path,
   for (const c10::Storage& storage : pickle.storages()) {
     total += storage.nbytes();
   }
+  if (progress) {
+    progress(done, total);
+  }
   for (size_t i = 0; i < pickle.storages().size(); ++i) {
     const checkpoint::HostBytes bytes(pickle.storages()[i]);
     zip.add("data/" + std::to_string(i), bytes.data(), bytes.size());

@@ -63,8 +63,7 @@ void collect(const Mapping& mapping, const Candidate& here,
   if (!seen.insert(c10::IValue(mapping).internalToPointer()).second) {
     return;
   }
-  const bool is_empty_root = here.path.empty() && mapping.empty();
-  if (is_state_dict(mapping) || is_empty_root) {
+  if (is_state_dict(mapping)) {
     found.push_back(here);
     return;
   }
@@ -199,6 +198,9 @@ StateDict find_state_dict(const c10::IValue& value, const std::string& key) {
   if (value.isGenericDict()) {
     std::unordered_set<const void*> seen;
     const Mapping mapping = value.toGenericDict();
+    if (mapping.empty()) {
+      return StateDict::from_ivalue(mapping);
+    }
     collect(mapping, {"", "", mapping}, seen, found);
   }
   if (found.empty()) {

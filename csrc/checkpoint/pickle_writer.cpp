@@ -123,13 +123,17 @@ void PickleWriter::save_complex(c10::complex<double> value) {
 }
 
 void PickleWriter::save_text(const std::string& text, const void* object) {
+  const bool is_constant = is_single_object(text);
+  if (!is_constant && fetch(object)) {
+    return;
+  }
   TORCH_CHECK_VALUE(is_utf8(text), "save: the text at ", path(),
                     " is no UTF-8");
   TORCH_CHECK_VALUE(text.size() <= UINT32_MAX, "save: the text at ", path(),
                     " has more than 4 GiB");
-  if (is_single_object(text)) {
+  if (is_constant) {
     save_constant(text);
-  } else if (!fetch(object)) {
+  } else {
     write_text(text, object);
   }
 }

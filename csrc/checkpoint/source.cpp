@@ -173,11 +173,22 @@ class Stream : public Source {
 
 /// Whether a checkpoint, or a file that the error shall name, may begin so.
 bool may_be_one(std::string_view bytes) {
+  using namespace std::string_view_literals;
+  constexpr std::string_view kStarts[] = {
+      "PK\x03\x04"sv, "PK\x05\x06"sv, "\x80\x01"sv,    "\x80\x02"sv,
+      "\x80\x03"sv,   "\x80\x04"sv,   "\x80\x05"sv,    "L1195470371"sv,
+      "\x1f\x8b"sv,   "BZh"sv,        "\xfd\x37zXZ"sv, "\x28\xb5\x2f\xfd"sv,
+      "7z\xbc\xaf"sv, "Rar!"sv,       "\x89HDF"sv,     "\x93NUMPY"sv,
+      "GGUF"sv,       "version "sv};
   constexpr size_t kTarAt = 257;
-  constexpr std::string_view kStarts = "P\x80L\x1f\x42\xfd\x28\x37R\x89\x93Gv";
-  return bytes.empty() || kStarts.find(bytes[0]) != std::string_view::npos ||
-         bytes.substr(0, 16).find('{') != std::string_view::npos ||
-         bytes.substr(std::min(kTarAt, bytes.size()), 5) == "ustar";
+  constexpr size_t kSafetensorsAt = 8;  // behind the header's length
+  return std::any_of(std::begin(kStarts), std::end(kStarts),
+                     [&](std::string_view start) {
+                       return bytes.starts_with(start);
+                     }) ||
+         std::string_view(" \t\r\n{").find(bytes[kSafetensorsAt]) !=
+             std::string_view::npos ||
+         bytes.substr(kTarAt, 5) == "ustar";
 }
 
 /// To the end; of what can be no checkpoint, which may have no end, the start.

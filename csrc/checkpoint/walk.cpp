@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "checkpoint/known.h"
+#include "detail/wording.h"
 
 namespace dataparallel::checkpoint {
 namespace {
@@ -131,7 +132,7 @@ void replace_child(const c10::IValue& container, const Child& child,
 
 std::string key_text(const c10::IValue& key) {
   if (key.isString()) {
-    return "'" + key.toStringRef() + "'";
+    return "'" + detail::shortened(key.toStringRef()) + "'";
   }
   if (key.isBool()) {
     return key.toBool() ? "True" : "False";
@@ -142,6 +143,10 @@ std::string key_text(const c10::IValue& key) {
   if (key.isTuple()) {
     std::string text = "(";
     for (const c10::IValue& element : key.toTupleRef().elements()) {
+      if (text.size() > detail::kLongestPath) {
+        text += ", ...";
+        break;
+      }
       text += (text.size() > 1 ? ", " : "") +
               (element.isTuple() ? "..." : key_text(element));
     }

@@ -51,7 +51,7 @@ void replace_child(const c10::IValue& container, const Child& child,
 /// As one would write it in Python: `['weight']`, `[3]`, `.state`.
 std::string step_text(const Child& child);
 
-/// A dictionary's key as Python prints it.
+/// A dictionary's key as Python prints it; long ones cut.
 std::string key_text(const c10::IValue& key);
 
 }  // namespace dataparallel::checkpoint

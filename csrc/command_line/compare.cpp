@@ -93,7 +93,9 @@ std::vector<c10::IValue> sorted_elements(const c10::IValue& set,
   using Named = std::pair<std::pair<std::string, std::string>, c10::IValue>;
   std::vector<Named> named;
   for (const c10::IValue& element : to_opaque(set)->elements) {
-    named.push_back({{python_text(element), digest.of(element)}, element});
+    named.push_back({{python_text(KeyDigest::without_sign_of_zero(element)),
+                      digest.of(element)},
+                     element});
   }
   std::stable_sort(
       named.begin(), named.end(),

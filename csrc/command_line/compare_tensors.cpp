@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -131,13 +132,8 @@ void compare_piece(const at::Tensor& a, const at::Tensor& b,
   }
 }
 
-/// Both strided, of one dtype and shape.
-void compare_elements(const at::Tensor& a, const at::Tensor& b,
+void compare_distinct(const at::Tensor& a, const at::Tensor& b,
                       TensorDifference& result) {
-  result.elements += a.numel();
-  if (a.numel() == 0) {
-    return;
-  }
   const at::Tensor x = bits_of(a), y = bits_of(b);
   const at::ScalarType dtype = stored_dtype(a.scalar_type());
   std::optional<bool> number;
@@ -158,15 +154,46 @@ void compare_elements(const at::Tensor& a, const at::Tensor& b,
   }
 }
 
+/// Both strided, of one dtype and shape.
+void compare_elements(at::Tensor a, at::Tensor b, TensorDifference& result) {
+  result.elements += a.numel();
+  if (a.numel() == 0) {
+    return;
+  }
+  // What is one element many times in both, however often a file says.
+  int64_t times = 1;
+  for (int64_t dim = 0; dim < a.dim(); ++dim) {
+    if (a.size(dim) > 1 && a.stride(dim) == 0 && b.stride(dim) == 0) {
+      times *= a.size(dim);
+      a = a.narrow(dim, 0, 1);
+      b = b.narrow(dim, 0, 1);
+    }
+  }
+  TensorDifference once;
+  compare_distinct(a, b, once);
+  result.different += once.different * times;
+  result.nan_in_one += once.nan_in_one * times;
+  if (once.most.has_value()) {
+    result.most = std::max(result.most.value_or(0), *once.most);
+  }
+}
+
 bool same_quantizer(const at::Tensor& a, const at::Tensor& b) {
   if (a.qscheme() != b.qscheme()) {
     return false;
   }
   if (a.qscheme() == at::kPerTensorAffine) {
-    return a.q_scale() == b.q_scale() && a.q_zero_point() == b.q_zero_point();
+    return (a.q_scale() == b.q_scale() ||
+            (std::isnan(a.q_scale()) && std::isnan(b.q_scale()))) &&
+           a.q_zero_point() == b.q_zero_point();
   }
+  const at::Tensor x = a.q_per_channel_scales(), y = b.q_per_channel_scales();
   return a.q_per_channel_axis() == b.q_per_channel_axis() &&
-         at::equal(a.q_per_channel_scales(), b.q_per_channel_scales()) &&
+         x.sizes() == y.sizes() &&
+         x.eq(y)
+             .logical_or(x.isnan().logical_and(y.isnan()))
+             .all()
+             .item<bool>() &&
          at::equal(a.q_per_channel_zero_points(),
                    b.q_per_channel_zero_points());
 }
@@ -178,6 +205,15 @@ bool same_shape(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes();
 }
 
+/// Of dtypes that torch cannot add, as it is.
+at::Tensor coalesced(const at::Tensor& tensor) {
+  try {
+    return tensor.is_coalesced() ? tensor : tensor.coalesce();
+  } catch (const c10::NotImplementedError&) {
+    return tensor;
+  }
+}
+
 /// Dense tensors that a tensor is made of; the last of a sparse one are its
 /// values, those before its indices.
 std::vector<at::Tensor> parts_of(const at::Tensor& tensor) {
@@ -187,8 +223,8 @@ std::vector<at::Tensor> parts_of(const at::Tensor& tensor) {
   }
   switch (plain.layout()) {
     case at::kSparse: {
-      const at::Tensor ordered = plain.coalesce();
-      return {ordered.indices(), ordered.values()};
+      const at::Tensor ordered = coalesced(plain);
+      return {ordered._indices(), ordered._values()};
     }
     case at::kSparseCsr:
     case at::kSparseBsr:
@@ -202,6 +238,26 @@ std::vector<at::Tensor> parts_of(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+std::string contents_of(const at::Tensor& tensor) {
+  std::string contents;
+  if (!tensor.defined() || tensor.is_meta()) {
+    return contents;
+  }
+  for (at::Tensor part : parts_of(tensor)) {
+    for (int64_t dim = 0; dim < part.dim(); ++dim) {
+      if (part.size(dim) > 1 && part.stride(dim) == 0) {
+        part = part.narrow(dim, 0, 1);
+      }
+    }
+    if (part.numel() > 0) {
+      const at::Tensor bits = bits_of(part);
+      contents.append(static_cast<const char*>(bits.const_data_ptr()),
+                      bits.nbytes());
+    }
+  }
+  return contents;
+}
 
 TensorDifference compare_tensors(const at::Tensor& a, const at::Tensor& b,
                                  bool with_requires_grad) {

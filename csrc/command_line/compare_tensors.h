@@ -24,6 +24,9 @@ struct TensorDifference {
   bool empty() const { return properties.empty() && different == 0; }
 };
 
+/// The bytes of all elements, in order; of one that is there many times, once.
+std::string contents_of(const at::Tensor& tensor);
+
 /// Two elements are the same if they are equal as numbers or both not a number;
 /// of dtypes without arithmetic, if they have the same bits. Quantized tensors
 /// are compared by the integers they store, sparse ones by their indices and

@@ -39,7 +39,9 @@ class Converter {
       result = tensor.layout() == at::kStrided && tensor.has_storage() &&
                        !tensor.is_nested()
                    ? view(tensor)
-                   : tensor.detach().to(dtype_);
+                   : (tensor.is_nested() ? tensor.detach().contiguous()
+                                         : tensor.detach())
+                         .to(dtype_);
       result.set_requires_grad(tensor.requires_grad());
     }
     return result;
@@ -76,7 +78,7 @@ class Converter {
 
 /// The elements that are numbers in memory; of a sparse tensor its values.
 at::Tensor values_of(const at::Tensor& tensor) {
-  return tensor.is_nested()                ? tensor.detach().values()
+  return tensor.is_nested() ? tensor.detach().contiguous().values()
          : tensor.layout() == at::kStrided ? tensor.detach()
          : tensor.layout() == at::kSparse  ? tensor.detach()._values()
                                            : tensor.detach().values();
@@ -107,14 +109,22 @@ int64_t count_overflows(const at::Tensor& tensor, at::ScalarType dtype) {
     return 0;
   }
   // There are no comparisons of the smaller dtypes.
-  const at::Tensor values = values_of(tensor);
+  at::Tensor values = values_of(tensor);
+  int64_t times = 1;
+  for (int64_t dim = 0; dim < values.dim(); ++dim) {
+    if (values.size(dim) > 1 && values.stride(dim) == 0) {
+      times *= values.size(dim);  // one element, however often a file says
+      values = values.narrow(dim, 0, 1);
+    }
+  }
   const at::Tensor sizes =
       (values.scalar_type() == at::kDouble ? values : values.to(at::kFloat))
           .abs();
   return sizes.gt(largest(dtype))
-      .logical_and_(sizes.ne(std::numeric_limits<double>::infinity()))
-      .sum()
-      .item<int64_t>();
+             .logical_and_(sizes.ne(std::numeric_limits<double>::infinity()))
+             .sum()
+             .item<int64_t>() *
+         times;
 }
 
 /// "'a' (2 of 6 values), 'b' (1 of 1 value)"

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "command_line/compare_tensors.h"
 #include "command_line/python_text.h"
 
 namespace dataparallel::command_line {
@@ -17,33 +18,35 @@ bool holds_others(const c10::IValue& value) {
          is_opaque(value);
 }
 
-std::string bytes_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.layout() != at::kStrided ||
-      tensor.is_nested() || tensor.is_quantized() || tensor.is_meta()) {
-    return "";  // its text is all that is looked at
-  }
-  const at::Tensor plain =
-      tensor.detach().resolve_conj().resolve_neg().contiguous();
-  return {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()};
-}
-
 }  // namespace
 
+c10::IValue KeyDigest::without_sign_of_zero(const c10::IValue& value) {
+  if (value.isDouble()) {
+    return value.toDouble() + 0.0;
+  }
+  if (value.isComplexDouble()) {
+    const auto number = value.toComplexDouble();
+    return c10::complex<double>(number.real() + 0.0, number.imag() + 0.0);
+  }
+  return value;
+}
+
 std::string KeyDigest::of(const c10::IValue& value) {
-  if (!holds_others(value)) {
-    return value.isTensor() ? c10::sha1(python_text(value) + ":" +
-                                        bytes_of(value.toTensor()))
-                                  .str()
-                            : python_text(value);
+  if (value.isTensor()) {
+    return c10::sha1(python_text(value) + ":" + contents_of(value.toTensor()))
+        .str();
   }
-  std::string& known = known_[value.internalToPointer()];
-  if (known.empty()) {
-    known = "circle";  // which no loaded value is
-    std::string digest = c10::sha1(contents(value)).str();
-    known_[value.internalToPointer()] = digest;
-    return digest;
+  if (!value.isString() && !holds_others(value)) {
+    return python_text(without_sign_of_zero(value));
   }
-  return known;
+  const auto [at, fresh] = known_.emplace(value.internalToPointer(), "");
+  if (!fresh) {
+    return at->second;
+  }
+  const std::string digest =
+      c10::sha1(value.isString() ? python_text(value) : contents(value)).str();
+  known_[value.internalToPointer()] = digest;
+  return digest;
 }
 
 std::string KeyDigest::contents(const c10::IValue& value) {

@@ -14,6 +14,9 @@ class KeyDigest {
  public:
   std::string of(const c10::IValue& value);
 
+  /// The number that equals it, without the sign of a zero; else `value`.
+  static c10::IValue without_sign_of_zero(const c10::IValue& value);
+
  private:
   std::string contents(const c10::IValue& value);
 

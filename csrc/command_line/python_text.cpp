@@ -14,8 +14,9 @@ namespace dataparallel::command_line {
 namespace {
 
 constexpr size_t kMostBytesOfACell = 60;
-/// A value may hold another one as often as it likes, and that one too.
-constexpr int kMostValues = 1000;
+/// A value may hold another one as often as it likes, and that one too. What is
+/// plain is whole if it stands alone.
+constexpr int kMostBytes = 4096;
 
 std::string text_of(const c10::IValue& value, int& budget);
 
@@ -51,7 +52,8 @@ std::string joined(c10::ArrayRef<c10::IValue> elements, int& budget,
       texts.emplace_back("...");
       break;
     }
-    texts.push_back(text_of(element, budget));
+    texts.push_back(detail::shortened(text_of(element, budget)));
+    budget -= static_cast<int>(texts.back().size());
   }
   if (sorted) {
     std::sort(texts.begin(), texts.end());
@@ -95,7 +97,7 @@ std::string opaque_text(const Opaque& opaque, int& budget) {
 }
 
 std::string text_of(const c10::IValue& value, int& budget) {
-  --budget;
+  --budget;  // also of what holds nothing
   if (value.isTensor()) {
     return "tensor(" + tensor_text(value.toTensor()) + ")";
   }
@@ -138,7 +140,7 @@ std::string without_module(const std::string& class_name) {
 }  // namespace
 
 std::string python_text(const c10::IValue& value) {
-  int budget = kMostValues;
+  int budget = kMostBytes;
   return text_of(value, budget);
 }
 

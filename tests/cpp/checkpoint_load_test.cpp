@@ -491,6 +491,8 @@ TEST_CASE("find_state_dict takes the one there is, or asks",
   }
   SECTION("of a module without tensors") {
     CHECK(find_state_dict(make_mapping("collections.OrderedDict")).empty());
+    root.insert("", make_mapping("dict"));
+    CHECK_THROWS_AS(find_state_dict(root), CheckpointError);
   }
   SECTION("a key that ends with a dot is another one") {
     root.insert("model", state(15));

@@ -358,15 +358,19 @@ TEST_CASE("storages are written as Python's, and shared with tensors",
   const auto floats = count(3);
   const auto bytes = count(4, torch::kUInt8);
   const auto storage = opaque("torch.FloatStorage", {floats});
+  const auto quantized =
+      opaque("torch.QUInt8Storage", {count(4, torch::kUInt8)});
   const auto untyped = opaque("torch.storage.UntypedStorage", {bytes});
-  dp::save(list({storage, floats, storage, untyped, untyped,
+  dp::save(list({quantized, storage, floats, storage, untyped, untyped,
                  opaque("torch.LongStorage", {count(2, torch::kLong)})}),
            folder / "storages.pt");
   check_against_python(folder, R"(
 floats = torch.arange(3.0)
 untyped = torch.arange(4, dtype=torch.uint8).untyped_storage()
+quantized = torch._make_per_tensor_quantized_tensor(
+    torch.arange(4, dtype=torch.uint8), 1.0, 0)
 expected = {"storages": [
-    floats.storage(), floats, floats.storage(), untyped, untyped,
+    quantized.storage(), floats.storage(), floats, floats.storage(), untyped, untyped,
     torch.arange(2).storage()]}
 )");
 }

@@ -124,6 +124,38 @@ def test_what_holds_itself_many_times_is_written_again_at_once(kind, tmp_path):
 
 
 @needs_dataparallel
+@pytest.mark.parametrize("command", ["inspect", "convert", "diff"])
+@pytest.mark.parametrize("place", ["key", "set"])
+def test_a_long_text_held_many_times_is_looked_at_once(place, command, tmp_path):
+    held = b"(" + text(b"x" * 1_000_000) + b"q\x050" + b"h\x05" * 20_000 + b"t"
+    data = b"\x80\x02}" + held + b"Ns."
+    if place == "set":
+        data = b"\x80\x02c__builtin__\nset\n]" + held + b"a\x85R."
+    path = checkpoint(tmp_path / "held.pt", data)
+    other = {"inspect": [], "convert": [tmp_path / "out.pt"], "diff": [path]}[command]
+    process = subprocess.Popen(
+        [DATAPARALLEL, command, path, *other], stdout=subprocess.DEVNULL
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert used.ru_maxrss < 1_500_000 and used.ru_utime < 30
+
+
+@needs_dataparallel
+def test_one_element_many_times_is_compared_and_converted_once(tmp_path):
+    value = {"x": torch.zeros(1).expand(3 * 10**10), ("k", torch.ones(1)): 1}
+    torch.save(value, tmp_path / "expanded.pt")
+    torch.save({**value, "x": torch.ones(1).expand(3 * 10**10)}, tmp_path / "other.pt")
+    paths = tmp_path / "expanded.pt", tmp_path / "other.pt"
+    assert "the same" in run("diff", paths[0], paths[0])
+    (found,) = run_json("diff", *paths, code=1)["differences"]
+    assert found["different_elements"] == 3 * 10**10 and found["max_difference"] == 1
+    torch.save({"x": value["x"]}, paths[0])
+    run("convert", paths[0], tmp_path / "half.pt", "--dtype", "bfloat16")
+
+
+@needs_dataparallel
 def test_what_is_no_checkpoint_and_has_no_end_is_not_read_to_it():
     error = run("inspect", "/dev/zero", code=3)
     assert "is no checkpoint: it begins with" in error

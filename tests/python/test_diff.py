@@ -308,3 +308,29 @@ def test_zero_is_zero_whatever_its_sign(tmp_path):
     torch.save([0.0, complex(0, 0.0), torch.tensor([0.0, 0j])], tmp_path / "a.pt")
     torch.save([-0.0, complex(0, -0.0), torch.tensor([-0.0, -0j])], tmp_path / "b.pt")
     assert run("diff", tmp_path / "a.pt", tmp_path / "b.pt").startswith("the same")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_python_writes_again_is_the_same(tmp_path):
+    values = [
+        {(torch.eye(3) * i).to_sparse() for i in range(1, 5)},
+        {
+            torch.quantize_per_tensor(torch.ones(3) * i, 1, 0, torch.quint8)
+            for i in (1, 2)
+        },
+        torch.quantize_per_channel(
+            torch.ones(2, 3), torch.tensor([NAN, 0.5]), torch.zeros(2), 0, torch.quint8
+        ),
+        torch.sparse_coo_tensor(
+            torch.tensor([[0, 2]]), torch.ones(2).to(torch.float8_e5m2), (4,)
+        ),
+    ]
+    torch.save(values, tmp_path / "a.pt")
+    torch.save(torch.load(tmp_path / "a.pt", weights_only=False), tmp_path / "b.pt")
+    assert run("diff", tmp_path / "a.pt", tmp_path / "b.pt").startswith("the same")
+
+
+def test_zeros_of_both_signs_are_one_key_and_one_element(tmp_path):
+    torch.save([{-0.0, -1.0}, {-0.0: 1}], tmp_path / "a.pt")
+    torch.save([{0.0, -1.0}, {0.0: 1}], tmp_path / "b.pt")
+    assert run("diff", tmp_path / "a.pt", tmp_path / "b.pt").startswith("the same")
