@@ -210,6 +210,9 @@ void save_safetensors(const StateDict& state_dict, const std::string& path,
   for (const Item& item : items) {
     total += item.tensor.nbytes();
   }
+  if (options.progress()) {
+    options.progress()(done, total);
+  }
   for (const Item& item : items) {
     const at::Tensor plain =
         item.tensor.cpu().resolve_conj().resolve_neg().contiguous();

@@ -12,7 +12,8 @@
 namespace dataparallel {
 
 /// Called while a file is written, with the bytes of tensors that have been and
-/// that will be. What it throws ends the writing, and nothing has changed.
+/// that will be, first with 0. What it throws ends the writing, and nothing has
+/// changed.
 using SaveProgress = std::function<void(uint64_t done, uint64_t total)>;
 
 /// Writes `value` (see python_values.h for what it may hold) as Python's

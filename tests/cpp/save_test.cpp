@@ -696,7 +696,7 @@ TEST_CASE("progress is told, and may end the writing", "[save]") {
                        folder / "a.safetensors",
                        dp::SaveSafetensorsOptions().progress(note));
   CHECK(told == std::vector<std::pair<uint64_t, uint64_t>>(
-                    {{8, 20}, {20, 20}, {8, 20}, {20, 20}}));
+                    {{0, 20}, {8, 20}, {20, 20}, {0, 20}, {8, 20}, {20, 20}}));
   CHECK_THROWS_AS(
       dp::save(count(2), old.path,
                [](uint64_t, uint64_t) { throw std::runtime_error("no more"); }),
