@@ -167,7 +167,24 @@ bool same_number(double a, double b) {
   return a == b || (std::isnan(a) && std::isnan(b));
 }
 
-bool same_plain(const c10::IValue& a, const c10::IValue& b) {
+}  // namespace
+
+bool Comparison::same_text(const c10::IValue& a, const c10::IValue& b) {
+  const std::pair pair(a.internalToPointer(), b.internalToPointer());
+  if (same_texts_.count(pair) > 0) {
+    return true;
+  }
+  const bool same = a.toStringRef() == b.toStringRef();
+  if (same) {
+    same_texts_.insert(pair);
+  }
+  return same;
+}
+
+bool Comparison::same_plain(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isString() && b.isString()) {
+    return same_text(a, b);
+  }
   if (a.isDouble() && b.isDouble()) {
     return same_number(a.toDouble(), b.toDouble());
   }
@@ -177,8 +194,6 @@ bool same_plain(const c10::IValue& a, const c10::IValue& b) {
   }
   return a.tagKind() == b.tagKind() && python_text(a) == python_text(b);
 }
-
-}  // namespace
 
 uint64_t count_values(const c10::IValue& value) {
   std::set<const void*> seen;

@@ -61,6 +61,9 @@ class Comparison {
   bool compare_items(const std::string& key, const Items& a, const Items& b);
   void compare_elements(const std::string& key, c10::ArrayRef<c10::IValue> a,
                         c10::ArrayRef<c10::IValue> b);
+  bool same_text(const c10::IValue& a, const c10::IValue& b);
+  /// Of what holds no others.
+  bool same_plain(const c10::IValue& a, const c10::IValue& b);
   void count();
   void note(const std::string& key, const c10::IValue* a, const c10::IValue* b,
             const std::string& property, TensorDifference tensor = {});
@@ -73,6 +76,8 @@ class Comparison {
   // Pairs of containers that were compared, or are being: a file can refer to
   // one of them as often as it likes.
   std::set<std::pair<const void*, const void*>> seen_;
+  /// Texts that were found to be the same, which may be as long.
+  std::set<std::pair<const void*, const void*>> same_texts_;
 };
 
 /// About how many values that hold no others there are in `value`.

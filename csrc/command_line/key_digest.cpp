@@ -44,7 +44,9 @@ std::string KeyDigest::of(const c10::IValue& value) {
     return at->second;
   }
   const std::string digest =
-      c10::sha1(value.isString() ? python_text(value) : contents(value)).str();
+      c10::sha1(value.isString() ? "str:" + value.toStringRef()
+                                 : contents(value))
+          .str();
   known_[value.internalToPointer()] = digest;
   return digest;
 }

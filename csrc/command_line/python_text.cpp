@@ -14,8 +14,7 @@ namespace dataparallel::command_line {
 namespace {
 
 constexpr size_t kMostBytesOfACell = 60;
-/// A value may hold another one as often as it likes, and that one too. What is
-/// plain is whole if it stands alone.
+/// A value may hold another one as often as it likes, and that one too.
 constexpr int kMostBytes = 4096;
 
 std::string text_of(const c10::IValue& value, int& budget);
@@ -118,7 +117,8 @@ std::string text_of(const c10::IValue& value, int& budget) {
     return fmt::format("({}{:+}j)", number.real(), number.imag());
   }
   if (value.isString()) {
-    return quoted(value.toStringRef(), /*is_bytes=*/false);
+    return quoted(detail::shortened(value.toStringRef(), kMostBytes),
+                  /*is_bytes=*/false);
   }
   if (value.isDevice()) {
     return "device('" + value.toDevice().str() + "')";
