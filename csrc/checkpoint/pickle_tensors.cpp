@@ -243,9 +243,12 @@ void PickleWriter::save_storage_object(const Opaque& opaque) {
                    " does not hold one tensor over its memory");
   const at::Tensor tensor = opaque.args[0].toTensor();
   const std::optional<at::ScalarType> dtype = storage_dtype(opaque.class_name);
-  TORCH_CHECK_TYPE(!dtype.has_value() || *dtype == tensor.scalar_type() ||
-                       c10::toUnderlying(*dtype) == tensor.scalar_type(),
-                   "save: the ", opaque.class_name, " at ", path(),
+  // Quantized elements are given as numbers or as bytes.
+  const bool fits = !dtype.has_value() || *dtype == tensor.scalar_type() ||
+                    (c10::isQIntType(*dtype) &&
+                     (tensor.scalar_type() == at::kByte ||
+                      tensor.scalar_type() == c10::toUnderlying(*dtype)));
+  TORCH_CHECK_TYPE(fits, "save: the ", opaque.class_name, " at ", path(),
                    " holds a tensor of dtype ",
                    c10::getDtypeNames(tensor.scalar_type()).first,
                    ", expected ", c10::getDtypeNames(*dtype).first);

@@ -39,15 +39,15 @@ std::string KeyDigest::of(const c10::IValue& value) {
   if (!value.isString() && !holds_others(value)) {
     return python_text(without_sign_of_zero(value));
   }
-  const auto [at, fresh] = known_.emplace(value.internalToPointer(), "");
+  const void* address = value.internalToPointer();
+  const auto [at, fresh] = known_.emplace(address, std::pair(value, ""));
   if (!fresh) {
-    return at->second;
+    return at->second.second;
   }
-  const std::string digest =
-      c10::sha1(value.isString() ? "str:" + value.toStringRef()
-                                 : contents(value))
-          .str();
-  known_[value.internalToPointer()] = digest;
+  std::string digest = c10::sha1(value.isString() ? "str:" + value.toStringRef()
+                                                  : contents(value))
+                           .str();
+  known_[address].second = digest;
   return digest;
 }
 

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 namespace dataparallel::command_line {
 
@@ -20,7 +21,8 @@ class KeyDigest {
  private:
   std::string contents(const c10::IValue& value);
 
-  std::unordered_map<const void*, std::string> known_;
+  /// By address; with the value, so that no address is used twice.
+  std::unordered_map<const void*, std::pair<c10::IValue, std::string>> known_;
 };
 
 }  // namespace dataparallel::command_line
