@@ -1,7 +1,7 @@
 """Builds the wheel: one extension step that runs CMake.
 
-The wheel holds the C++ library, its headers and its CMake package inside the
-Python package, which thus is a prefix for CMake.
+The wheel holds the extension `dataparallel._C`, and the C++ library, its headers
+and its CMake package inside the Python package, which thus is a prefix for CMake.
 
 Environment variables:
     DATAPARALLEL_BUILD_DIR: the folder CMake builds in, kept for the next time.
@@ -46,6 +46,7 @@ class CMakeBuild(build_ext):
             "-DCMAKE_INSTALL_LIBDIR=lib",
             "-DDATAPARALLEL_BUILD_TESTS=OFF",
             "-DDATAPARALLEL_BUILD_BENCHMARKS=OFF",
+            "-DDATAPARALLEL_BUILD_PYTHON=ON",
             # The library finds torch beside it, wherever the wheel goes.
             "-DDATAPARALLEL_INSTALL_TORCH_RPATH=OFF",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),

@@ -454,6 +454,12 @@ LoadStateDictError::LoadStateDictError(std::string message,
       keys_(std::move(keys)) {}
 LoadStateDictError::~LoadStateDictError() = default;
 
+LoadStateDictResult detail::load_state_dict(
+    const ModuleNode& module, const StateDict& state_dict,
+    const LoadStateDictOptions& options) {
+  return Loader(state_dict, options).load(module);
+}
+
 LoadStateDictResult load_state_dict(torch::nn::Module& module,
                                     const StateDict& state_dict,
                                     const LoadStateDictOptions& options) {

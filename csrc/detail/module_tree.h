@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <dataparallel/module_traits.h>
+#include <dataparallel/state_dict.h>
 
 #include <cstdint>
 #include <functional>
@@ -41,6 +42,11 @@ struct NamedModule {
 };
 
 ModuleNode module_tree(const torch::nn::Module& module);
-ModuleNode module_tree(const torch::jit::Module& module);
+DATAPARALLEL_EXPORT ModuleNode module_tree(const torch::jit::Module& module);
+
+/// `load_state_dict` into a module of any kind.
+DATAPARALLEL_EXPORT LoadStateDictResult
+load_state_dict(const ModuleNode& module, const StateDict& state_dict,
+                const LoadStateDictOptions& options);
 
 }  // namespace dataparallel::detail

@@ -1,7 +1,16 @@
-"""The C++ library `dataparallel`, its headers and its CMake package.
+"""Data parallelism, and checkpoints of any device, for PyTorch and LibTorch.
 
-Data parallelism for LibTorch. A C++ project finds the library with
-`find_package(dataparallel)` once CMake is told where it lies:
+In Python:
+
+- `load`, `save`, `inspect`, `find_state_dict`, `strip_prefix`, `add_prefix` and
+  `load_state_dict` read and write checkpoints without running anything from
+  them;
+- `dataparallel.simulated` brings devices `sim:0`, `sim:1`, … that need no
+  hardware.
+
+In C++: the package carries the library, its headers and its CMake package. A
+project finds it with `find_package(dataparallel)` once CMake is told where it
+lies:
 
     cmake -DCMAKE_PREFIX_PATH=$(python -c \
         'import dataparallel; print(dataparallel.cmake_prefix_path)') ...
@@ -15,7 +24,65 @@ Attributes:
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["__version__", "cmake_prefix_path"]
+import torch  # before the extension, which needs torch's libraries
+
+from dataparallel._built_with import TORCH_VERSION
 
 __version__ = version("dataparallel")
 cmake_prefix_path = str(Path(__file__).resolve().parent)
+
+
+def _check_torch(found: str) -> None:
+    """Refuse a torch that the extension does not fit: libtorch has no stable ABI."""
+    built, here = ([*v.split(".")[:2]] for v in (TORCH_VERSION, found))
+    if here != built:
+        raise ImportError(
+            f"dataparallel {__version__} was built with torch {TORCH_VERSION}, but "
+            f"torch {found} is installed: install torch {'.'.join(built)} or build "
+            "dataparallel anew."
+        )
+
+
+_check_torch(torch.__version__)
+
+from dataparallel import simulated  # noqa: E402
+from dataparallel.checkpoint import (  # noqa: E402
+    CheckpointError,
+    CheckpointInfo,
+    LoadStateDictError,
+    LoadStateDictResult,
+    OpaqueEntry,
+    TensorInfo,
+    add_prefix,
+    find_state_dict,
+    inspect,
+    load,
+    load_state_dict,
+    opaque_entries,
+    save,
+    save_safetensors,
+    strip_prefix,
+)
+from dataparallel.opaque import Opaque  # noqa: E402
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointInfo",
+    "LoadStateDictError",
+    "LoadStateDictResult",
+    "Opaque",
+    "OpaqueEntry",
+    "TensorInfo",
+    "__version__",
+    "add_prefix",
+    "cmake_prefix_path",
+    "find_state_dict",
+    "inspect",
+    "load",
+    "load_state_dict",
+    "opaque_entries",
+    "save",
+    "save_safetensors",
+    "simulated",
+    "strip_prefix",
+]

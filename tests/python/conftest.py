@@ -1,7 +1,14 @@
-"""What several of these files test with."""
+"""What several of these files test with, and four simulated devices.
 
+These must be there before the process's first backward.
+"""
+
+import dataparallel
 import pytest
 import torch
+
+torch.set_num_threads(1)  # the machines that run this have few cores
+dataparallel.simulated.start(devices=4)
 
 
 @pytest.fixture

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+// The parts of the extension `dataparallel._C`, one file each. What users call
+// lies in the Python files around it, with its documentation.
+
+namespace dataparallel::python {
+
+namespace py = pybind11;
+
+void bind_checkpoint(py::module_& module);
+void bind_errors(py::module_& module);
+void bind_load_state_dict(py::module_& module);
+void bind_simulated(py::module_& module);
+
+}  // namespace dataparallel::python
