@@ -12,6 +12,7 @@ namespace py = pybind11;
 void bind_checkpoint(py::module_& module);
 void bind_errors(py::module_& module);
 void bind_load_state_dict(py::module_& module);
+void bind_scatter_gather(py::module_& module);
 void bind_simulated(py::module_& module);
 
 }  // namespace dataparallel::python

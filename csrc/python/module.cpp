@@ -7,6 +7,7 @@ PYBIND11_MODULE(_C, module, py::mod_gil_not_used()) {
   bind_errors(module);
   bind_checkpoint(module);
   bind_load_state_dict(module);
+  bind_scatter_gather(module);
   bind_simulated(module);
 }
 

@@ -64,10 +64,20 @@ from dataparallel.checkpoint import (  # noqa: E402
     strip_prefix,
 )
 from dataparallel.opaque import Opaque  # noqa: E402
+from dataparallel.scatter_gather import (  # noqa: E402
+    InputRule,
+    copy,
+    gather,
+    scatter,
+    scatter_kwargs,
+    split,
+    split_by_sample,
+)
 
 __all__ = [
     "CheckpointError",
     "CheckpointInfo",
+    "InputRule",
     "LoadStateDictError",
     "LoadStateDictResult",
     "Opaque",
@@ -76,13 +86,19 @@ __all__ = [
     "__version__",
     "add_prefix",
     "cmake_prefix_path",
+    "copy",
     "find_state_dict",
+    "gather",
     "inspect",
     "load",
     "load_state_dict",
     "opaque_entries",
     "save",
     "save_safetensors",
+    "scatter",
+    "scatter_kwargs",
     "simulated",
+    "split",
+    "split_by_sample",
     "strip_prefix",
 ]
