@@ -18,6 +18,7 @@
 #include <typeinfo>
 
 #include "detail/thread_state.h"
+#include "detail/while_waiting.h"
 
 // Note [Worker threads]
 //
@@ -185,7 +186,7 @@ struct WorkerTeam::Impl {
       workers[replica].has_job = true;
       workers[replica].wake.notify_one();
     }
-    finished.wait(lock, [&] { return running == 0; });
+    wait(lock);
   }
 
   /// From within a job: for the other replicas' part of it, since what they use
@@ -228,6 +229,21 @@ struct WorkerTeam::Impl {
         });
         at::set_num_threads(of_new_threads);
       }).join();
+    }
+  }
+
+  /// Until none is running; `lock` holds `mutex`.
+  void wait(std::unique_lock<std::mutex>& lock) {
+    const auto done = [this] { return running == 0; };
+    const std::function<void()>* act = detail::WhileWaiting::here();
+    if (act == nullptr) {
+      finished.wait(lock, done);
+      return;
+    }
+    while (!finished.wait_for(lock, std::chrono::milliseconds(50), done)) {
+      lock.unlock();
+      (*act)();
+      lock.lock();
     }
   }
 
@@ -351,6 +367,8 @@ void WorkerTeam::run(const std::vector<int64_t>& replicas,
 namespace detail {
 namespace {
 
+thread_local const std::function<void()>* while_waiting = nullptr;
+
 struct KeptTeams {
   std::mutex mutex;
   std::multimap<std::string, std::unique_ptr<WorkerTeam>> idle;
@@ -373,6 +391,19 @@ std::string key_of(const std::vector<at::Device>& devices) {
 }
 
 }  // namespace
+
+WhileWaiting::WhileWaiting(std::function<void()> act)
+    : act_(std::move(act)), before_(while_waiting) {
+  while_waiting = &act_;
+}
+
+WhileWaiting::~WhileWaiting() {
+  while_waiting = before_;
+}
+
+const std::function<void()>* WhileWaiting::here() {
+  return while_waiting;
+}
 
 BorrowedTeam::BorrowedTeam(const std::vector<at::Device>& devices) {
   KeptTeams& kept = kept_teams();

@@ -93,6 +93,65 @@ def scatter_kwargs(
     inputs: tuple[Any, ...], kwargs: dict[str, Any], devices: Any, dim: int
 ) -> tuple[Any, ...]: ...
 def gather(outputs: Any, target: Any, dim: int) -> Any: ...
+def parallel_apply(
+    modules: list[Any], args: list[Any], kwargs: list[Any], devices: Any
+) -> list[Any]: ...
+def current_replica() -> int | None: ...
+
+class Replicas:
+    def __init__(self, function: str) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *args: Any) -> None: ...
+    def replicate(
+        self,
+        module: torch.nn.Module,
+        devices: list[torch.device],
+        used: list[int],
+        itself: bool,
+        detach: bool,
+    ) -> list[Any]: ...
+    def parallel_apply(
+        self,
+        devices: list[torch.device],
+        used: list[int],
+        modules: list[Any],
+        args: tuple[Any, ...],
+        kwargs: tuple[Any, ...],
+    ) -> list[Any]: ...
+    def finish_forward(self, output: Any, args: Any, kwargs: Any) -> None: ...
+
+def batch_loss(
+    replicas: Replicas,
+    devices: list[torch.device],
+    used: list[int],
+    modules: list[Any],
+    loss_fn: Any,
+    args: list[Any],
+    sizes: list[int],
+    output_device: torch.device,
+    backward: bool,
+) -> torch.Tensor: ...
+def device_list(function: str, argument: str, values: Any) -> list[torch.device]: ...
+def device_of(function: str, argument: str, value: Any) -> torch.device: ...
+def check_shares(function: str, shares: list[float], devices: int) -> None: ...
+def first_tensor(value: Any) -> torch.Tensor | None: ...
+def check_module_device(module: torch.nn.Module, device: torch.device) -> None: ...
+def scatter_for_replicas(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    devices: list[torch.device],
+    dim: int,
+    inputs: dict[int | str, InputRule],
+    chunk_shares: list[float],
+) -> tuple[list[Any], list[Any], list[int], list[int], bool]: ...
+def join(
+    outputs: list[Any],
+    replicas: list[int],
+    target: torch.device,
+    dims: list[int],
+    whole: bool,
+) -> Any: ...
+def replicate(module: torch.nn.Module, devices: Any, detach: bool) -> list[Any]: ...
 
 class simulated:  # noqa: N801
     class Race:

@@ -63,6 +63,13 @@ from dataparallel.checkpoint import (  # noqa: E402
     save_safetensors,
     strip_prefix,
 )
+from dataparallel.data_parallel import (  # noqa: E402
+    DataParallel,
+    current_replica,
+    data_parallel,
+    parallel_apply,
+    replicate,
+)
 from dataparallel.opaque import Opaque  # noqa: E402
 from dataparallel.scatter_gather import (  # noqa: E402
     InputRule,
@@ -77,6 +84,7 @@ from dataparallel.scatter_gather import (  # noqa: E402
 __all__ = [
     "CheckpointError",
     "CheckpointInfo",
+    "DataParallel",
     "InputRule",
     "LoadStateDictError",
     "LoadStateDictResult",
@@ -87,12 +95,16 @@ __all__ = [
     "add_prefix",
     "cmake_prefix_path",
     "copy",
+    "current_replica",
+    "data_parallel",
     "find_state_dict",
     "gather",
     "inspect",
     "load",
     "load_state_dict",
     "opaque_entries",
+    "parallel_apply",
+    "replicate",
     "save",
     "save_safetensors",
     "scatter",
