@@ -17,5 +17,6 @@ void bind_loss(py::module_& module);
 void bind_parallel_apply(py::module_& module);
 void bind_scatter_gather(py::module_& module);
 void bind_simulated(py::module_& module);
+void bind_simulated_clock(py::module_& simulated_module);
 
 }  // namespace dataparallel::python

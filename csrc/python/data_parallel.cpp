@@ -82,6 +82,8 @@ void bind_data_parallel(py::module_& module) {
       .def("__enter__",
            [](Replicas& self) { self.enter("DataParallel.forward"); })
       .def("__exit__", [](Replicas& self, const py::args&) { self.exit(); })
+      .def("begin_accumulation", &Replicas::begin_accumulation)
+      .def("end_accumulation", &Replicas::end_accumulation)
       .def("replicate", &Replicas::replicate, py::arg("module"),
            py::arg("devices"), py::arg("used"), py::arg("itself"),
            py::arg("detach"))

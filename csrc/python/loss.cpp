@@ -176,9 +176,8 @@ class LossCall {
     if (!devices_.front().is_cpu()) {
       return replicas_.set().add_up(gradients, /*first=*/0, /*step=*/1);
     }
-    in_workers([&](size_t i) {
-      replicas_.set().add_up(gradients, i, used_.size());
-    });
+    in_workers(
+        [&](size_t i) { replicas_.set().add_up(gradients, i, used_.size()); });
   }
 
   std::vector<at::Tensor> weights() const {

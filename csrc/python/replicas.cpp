@@ -302,10 +302,21 @@ void Replicas::follow(const ModuleWalk& walk,
                       const std::vector<at::Device>& devices, bool detach) {
   if (!same(walk, devices)) {
     rebuild(walk, devices, detach);
-    return;
+  } else {
+    py::gil_scoped_release unlocked;
+    if (accumulating_ && parameters_fresh_) {
+      set_->refresh_buffers();
+    } else {
+      set_->refresh();
+    }
   }
-  py::gil_scoped_release unlocked;
-  set_->refresh();
+  parameters_fresh_ = true;
+}
+
+void Replicas::begin_accumulation() {
+  TORCH_CHECK(!accumulating_, "accumulate: the model accumulates already");
+  accumulating_ = true;
+  parameters_fresh_ = false;
 }
 
 namespace {

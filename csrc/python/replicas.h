@@ -37,6 +37,11 @@ class Replicas {
                      const std::vector<int64_t>& used, bool itself,
                      bool detach = false);
 
+  /// Until it ends, only the first `replicate` copies the parameters. Throws
+  /// where one is under way.
+  void begin_accumulation();
+  void end_accumulation() { accumulating_ = false; }
+
   /// See `detail::ReplicaSet`.
   detail::ReplicaSet& set();
   WorkerTeam& team(const std::vector<at::Device>& devices);
@@ -58,6 +63,8 @@ class Replicas {
   py::object build(const ModuleWalk& walk, size_t replica);
 
   std::string function_;
+  bool accumulating_ = false;
+  bool parameters_fresh_ = false;  ///< copied since the accumulation began
   std::vector<at::Device> devices_;
   /// Of each slot of the walk that the set was made for: its tensor, and the
   /// number of that among the different ones.

@@ -15,11 +15,15 @@ at::Device device_of(const char* function, const char* argument,
 }
 
 void start(int64_t devices, std::optional<int64_t> memory_bytes,
-           bool fail_on_race, bool dry_run) {
+           bool fail_on_race, bool dry_run,
+           const std::optional<simulated::Hardware>& hardware) {
   simulated::Options options;
   options.devices(devices).fail_on_race(fail_on_race).dry_run(dry_run);
   if (memory_bytes.has_value()) {
     options.memory_bytes(*memory_bytes);
+  }
+  if (hardware.has_value()) {
+    options.hardware(*hardware);
   }
   py::gil_scoped_release unlocked;
   simulated::start(options);
@@ -97,8 +101,9 @@ void bind_simulated(py::module_& parent) {
            py::arg("target"))
       .def("__enter__", &CorruptScope::enter)
       .def("__exit__", &CorruptScope::exit);
+  bind_simulated_clock(module);
   module.def("start", &start, py::arg("devices"), py::arg("memory_bytes"),
-             py::arg("fail_on_race"), py::arg("dry_run"));
+             py::arg("fail_on_race"), py::arg("dry_run"), py::arg("hardware"));
   module.def("manual_seed_all", &manual_seed_all, py::arg("seed"));
   module.def("device_count", &simulated::device_count);
   module.def("races", &simulated::races);

@@ -1,6 +1,7 @@
 """Runs a module on several devices at once, as `torch.nn.DataParallel` does."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -233,6 +234,37 @@ class DataParallel(Module, Generic[T]):
             torch.Size([1, 3])
         """
         return self._batch_loss(loss_fn, inputs, targets, backward=True)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Copy the parameters to the replicas in the first forward only.
+
+        For the passes between two optimizer steps. Buffers and all else are
+        followed as ever, and so is a parameter that torch's version counters say
+        has changed; they do not tell of writes through `.data`.
+
+        Raises:
+            RuntimeError: The model accumulates already.
+
+        Example:
+            >>> import torch, dataparallel
+            >>> net = torch.nn.Linear(3, 2)
+            >>> model = dataparallel.DataParallel(net, ["cpu", "cpu"])
+            >>> with model.accumulate():
+            ...     for x in torch.ones(4, 5, 3):
+            ...         model(x).sum().backward()
+            >>> net.bias.grad
+            tensor([20., 20.])
+        """
+        if not self.device_ids:
+            yield
+            return
+        with self._replicas:
+            self._replicas.begin_accumulation()
+        try:
+            yield
+        finally:
+            self._replicas.end_accumulation()
 
     def _batch_loss(
         self, loss_fn: Any, inputs: Any, targets: Any, backward: bool

@@ -22,22 +22,44 @@ from dataparallel import _C
 
 __all__ = [
     "CorruptCopies",
+    "DeviceModel",
+    "Hardware",
+    "HostModel",
+    "LinkModel",
     "Race",
+    "Trace",
+    "a100",
+    "busy_seconds",
     "bytes_copied",
     "clear_races",
     "copies",
     "corrupt_copies",
     "device_count",
+    "elapsed_seconds",
+    "h200",
+    "idle_seconds",
     "kernels_launched",
     "memory_allocated",
+    "now",
+    "nvlink_3",
+    "nvlink_4",
+    "pcie_4_x16",
+    "pcie_5_x16",
     "peak_memory",
     "races",
     "reset_counters",
+    "rtx_4090",
+    "server_host",
     "start",
 ]
 
 CorruptCopies = _C.simulated.CorruptCopies
+DeviceModel = _C.simulated.DeviceModel
+Hardware = _C.simulated.Hardware
+HostModel = _C.simulated.HostModel
+LinkModel = _C.simulated.LinkModel
 Race = _C.simulated.Race
+Trace = _C.simulated.Trace
 Device = int | str | torch.device
 
 
@@ -47,6 +69,7 @@ def start(
     memory_bytes: int | None = None,
     fail_on_race: bool = False,
     dry_run: bool = False,
+    hardware: Hardware | None = None,
 ) -> None:
     """Make the devices; `torch.device("sim:1")` can be written from then on.
 
@@ -62,12 +85,14 @@ def start(
             recorded, see `races`.
         dry_run: Shapes only: memory is counted and not allocated. Reading a
             value is an error then.
+        hardware: Switches the simulated clock on: how fast the devices and the
+            links between them are. See `elapsed_seconds`.
 
     Raises:
         ValueError: `devices` is not 1 to 64, or not what it was.
         RuntimeError: A backward has run in this process.
     """
-    _C.simulated.start(devices, memory_bytes, fail_on_race, dry_run)
+    _C.simulated.start(devices, memory_bytes, fail_on_race, dry_run, hardware)
     if not hasattr(torch, "sim"):
         torch._register_device_module("sim", _device_module())
 
@@ -131,6 +156,82 @@ def bytes_copied(source: Device, target: Device) -> int:
 def reset_counters() -> None:
     """Set all counters to 0, and peaks to what is in use."""
     _C.simulated.reset_counters()
+
+
+def h200() -> DeviceModel:
+    """Give the numbers of an H200 SXM with 141 GB; the vendor's peaks."""
+    return _C.simulated.h200()
+
+
+def a100() -> DeviceModel:
+    """Give the numbers of an A100 SXM with 80 GB."""
+    return _C.simulated.a100()
+
+
+def rtx_4090() -> DeviceModel:
+    """Give the numbers of an RTX 4090 with 24 GB."""
+    return _C.simulated.rtx_4090()
+
+
+def nvlink_3() -> LinkModel:
+    """Give the numbers of an A100's NVLink."""
+    return _C.simulated.nvlink_3()
+
+
+def nvlink_4() -> LinkModel:
+    """Give the numbers of an H200's NVLink."""
+    return _C.simulated.nvlink_4()
+
+
+def pcie_4_x16() -> LinkModel:
+    """Give the numbers of 16 lanes of PCIe 4."""
+    return _C.simulated.pcie_4_x16()
+
+
+def pcie_5_x16() -> LinkModel:
+    """Give the numbers of 16 lanes of PCIe 5."""
+    return _C.simulated.pcie_5_x16()
+
+
+def server_host() -> HostModel:
+    """Give the numbers of a server's processor that runs a C++ program eagerly."""
+    return _C.simulated.server_host()
+
+
+def now() -> float:
+    """Tell the calling thread's time by the simulated clock, in seconds.
+
+    Raises:
+        RuntimeError: The clock is off, here and in the functions below.
+    """
+    return _C.simulated.now()
+
+
+def elapsed_seconds() -> float:
+    """Tell the time from the last `reset_counters` to the end of all launched since.
+
+    A kernel takes its device's launch latency and then what its bytes or its flops
+    take; a copy its link's latency and what its bytes take; a thread a fixed time
+    for each launch. It is the same on every run, and leaves much out: compare
+    programs by it, do not expect a stopwatch's seconds. What it leaves out is
+    listed in the C++ header simulated_clock.h. The host's time is that of a C++
+    program: what Python itself takes is not counted.
+    """
+    return _C.simulated.elapsed_seconds()
+
+
+def busy_seconds(device: Device, target: Device | None = None) -> float:
+    """Tell how long a device computed in `elapsed_seconds()`.
+
+    With `target`: how long copies from `device` to it were under way; one may be
+    the CPU.
+    """
+    return _C.simulated.busy_seconds(device, target)
+
+
+def idle_seconds(device: Device, target: Device | None = None) -> float:
+    """Tell the rest of `elapsed_seconds()`; see `busy_seconds`."""
+    return _C.simulated.idle_seconds(device, target)
 
 
 def corrupt_copies(source: Device, target: Device) -> CorruptCopies:

@@ -697,3 +697,31 @@ def test_sparse_gradients_are_summed(devices):
     single(x).sum().backward()
     assert net.weight.grad.is_sparse
     assert_close(net.weight.grad.cpu().to_dense(), single.weight.grad.to_dense())
+
+
+@devices
+def test_an_accumulation_copies_the_parameters_once(devices):
+    torch.manual_seed(0)
+    net, single = pair(Net().double().eval(), devices[0])
+    model = dataparallel.DataParallel(net, devices)
+    x = torch.rand(6, 2, 5, dtype=torch.float64)
+
+    def copied():
+        simulated.reset_counters()
+        model(x).pow(2).mean().backward()
+        return simulated.copies("sim:0", devices[-1])
+
+    copied()  # makes the replicas
+    every_time = copied()
+    with model.accumulate():
+        with pytest.raises(RuntimeError, match="accumulates already"):
+            with model.accumulate():
+                pass
+        passes = [copied() for _ in range(3)]
+        if devices[0] != devices[-1]:
+            assert passes == [every_time, every_time - 1, every_time - 1]
+        with torch.no_grad():
+            for module in (net, single):
+                next(module.parameters()).mul_(2)
+        assert_close(model(x), single(x))
+    assert copied() == every_time

@@ -1,5 +1,9 @@
 """Simulated devices from Python."""
 
+import json
+import subprocess
+import sys
+
 import dataparallel
 import pytest
 import torch
@@ -65,3 +69,57 @@ def test_copies_can_be_corrupted():
     with dataparallel.simulated.corrupt_copies("sim:2", "sim:3"):
         assert x.to("sim:3").cpu().tolist() == [0, 0]
     assert x.to("sim:3").cpu().tolist() == [1, 1]
+
+
+CLOCK = """
+import json, sys
+import torch
+from dataparallel import simulated
+
+hardware = simulated.Hardware(device=simulated.a100(), peer_link=simulated.nvlink_3())
+hardware.device.launch_latency_seconds = 0
+simulated.start(devices=2, hardware=hardware)
+x = torch.ones(1024, 1024, device="sim:0")
+simulated.reset_counters()
+with simulated.Trace() as trace:
+    (x + x).to("sim:1")
+    trace.save(sys.argv[1])
+print(json.dumps({
+    "computing": simulated.busy_seconds("sim:0"),
+    "copying": simulated.busy_seconds("sim:0", "sim:1"),
+    "idle": simulated.idle_seconds("sim:0"),
+    "elapsed": simulated.elapsed_seconds(),
+    "expected computing": 2 * x.nbytes / hardware.device.memory_bytes_per_second,
+    "expected copying": hardware.peer_link.latency_seconds
+    + x.nbytes / hardware.peer_link.bytes_per_second,
+}))
+assert simulated.now() > 0
+try:
+    trace.save(sys.argv[1])
+except RuntimeError as error:
+    assert "outside its `with` block" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+def test_the_clock_tells_what_a_step_would_take(tmp_path):
+    path = tmp_path / "trace.json"
+    runs = [
+        json.loads(
+            subprocess.check_output([sys.executable, "-W", "error", "-c", CLOCK, path])
+        )
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+    clock = runs[0]
+    assert clock["computing"] == pytest.approx(clock["expected computing"])
+    assert clock["copying"] == pytest.approx(clock["expected copying"])
+    assert clock["elapsed"] >= clock["computing"] + clock["copying"]
+    assert clock["idle"] == pytest.approx(clock["elapsed"] - clock["computing"])
+    assert json.loads(path.read_text())["traceEvents"]
+
+
+def test_without_hardware_there_is_no_clock():
+    with pytest.raises(RuntimeError, match="clock"):
+        simulated.elapsed_seconds()
