@@ -424,3 +424,15 @@ def test_the_package_offers_the_same_program(wrapped):
     module = (sys.executable, "-m", "dataparallel")
     assert run("inspect", wrapped, program=module) == run("inspect", wrapped)
     assert "no.pt" in run("inspect", "no.pt", code=3, program=module)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("transposed", [False, True])
+def test_nested_tensors_are_converted(transposed, tmp_path):
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.full((1, 3), 0.5)])
+    value = nested.transpose(1, 2) if transposed else nested
+    torch.save({"a": value}, tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--dtype", "float16")
+    converted = torch.load(tmp_path / "b.pt", weights_only=False)["a"]
+    for part, expected in zip(converted.unbind(), value.unbind(), strict=True):
+        assert torch.equal(part, expected.half())
